@@ -7,7 +7,9 @@ use crate::cublas::CublasLt;
 use crate::device::{Device, Stream};
 use crate::driver::{Driver, Kernel, Module, Source, TensorMap};
 use crate::error::{Error, Result};
-use crate::libcuda::{Code, LaunchAttribute, LaunchConfig, LibCuda, MAX_DYNAMIC_SHARED_BYTES, NO_DEVICE};
+use crate::libcuda::{
+    CAPTURE_RELAXED, Code, LaunchAttribute, LaunchConfig, LibCuda, MAX_DYNAMIC_SHARED_BYTES, NO_DEVICE,
+};
 use crate::libcuda::{attribute, tensor_map};
 use crate::matmul::Matmul;
 use crate::nvrtc::Compiler;
@@ -297,6 +299,56 @@ impl Driver for CudaDriver {
             // SAFETY: the stream is the caller's.
             check(cuda, unsafe { (cuda.synchronize)(handle(stream)) }, || "waiting for the stream".into())
         })
+    }
+
+    fn new_stream(&self) -> Result<Stream> {
+        let mut stream = ptr::null_mut();
+        self.call(|cuda| {
+            // SAFETY: it writes one pointer. Without flags, it is in order with work on the default stream.
+            check(cuda, unsafe { (cuda.create_stream)(&mut stream, 0) }, || "creating a stream".into())
+        })?;
+        Ok(Stream(stream as u64))
+    }
+
+    fn begin_capture(&self, stream: Stream) -> Result<bool> {
+        if stream.0 == 0 {
+            return Ok(false);
+        }
+        self.call(|cuda| {
+            // SAFETY: the stream is the caller's.
+            let code = unsafe { (cuda.begin_capture)(handle(stream), CAPTURE_RELAXED) };
+            check(cuda, code, || "recording a stream".into())
+        })?;
+        Ok(true)
+    }
+
+    fn end_capture(&self, stream: Stream) -> Result<usize> {
+        self.call(|cuda| {
+            let (mut recording, mut graph) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: each writes one pointer; the recording is freed once, after the graph was made of it.
+            unsafe {
+                let ended = (cuda.end_capture)(handle(stream), &mut recording);
+                check(cuda, ended, || "ending the recording of a stream".into())?;
+                let made = (cuda.instantiate_graph)(&mut graph, recording, 0);
+                let _ = (cuda.free_recording)(recording);
+                check(cuda, made, || "making a graph of recorded work".into())?;
+            }
+            Ok(graph as usize)
+        })
+    }
+
+    fn launch_graph(&self, graph: usize, stream: Stream) -> Result<()> {
+        self.call(|cuda| {
+            // SAFETY: `end_capture` made the graph; the stream is the caller's.
+            let code = unsafe { (cuda.launch_graph)(graph as *mut c_void, handle(stream)) };
+            check(cuda, code, || "launching a graph".into())
+        })
+    }
+
+    fn free_graph(&self, graph: usize) {
+        // SAFETY: `end_capture` made it, and it is freed once; the driver waits until it has run.
+        let freed = |cuda: &LibCuda| check(cuda, unsafe { (cuda.free_graph)(graph as *mut c_void) }, String::new);
+        let _ = self.call(freed);
     }
 
     fn is_capturing(&self, stream: Stream) -> Result<bool> {

@@ -2,7 +2,7 @@
 //! driver ([`cuda_driver`](crate::cuda_driver)) and an emulation on the CPU ([`emulated`](crate::emulated)) for tests.
 
 use crate::device::{Device, Stream};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::matmul::Matmul;
 use std::any::Any;
 use std::fmt::Debug;
@@ -52,6 +52,23 @@ pub(crate) trait Driver: Send + Sync + Debug {
     fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn zero(&self, ptr: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn wait(&self, stream: Stream) -> Result<()>;
+    /// A stream that can be recorded, for the life of the process; the default one where there is nothing to record.
+    fn new_stream(&self) -> Result<Stream> {
+        Ok(Stream(0))
+    }
+    /// Records what is put on the stream from now on, instead of running it; `false` where that is not possible.
+    fn begin_capture(&self, _stream: Stream) -> Result<bool> {
+        Ok(false)
+    }
+    /// What was recorded, as a graph.
+    fn end_capture(&self, _stream: Stream) -> Result<usize> {
+        Err(Error::memory("graph", "was not begun"))
+    }
+    /// Puts a graph on the stream.
+    fn launch_graph(&self, _graph: usize, _stream: Stream) -> Result<()> {
+        Err(Error::memory("graph", "was not recorded"))
+    }
+    fn free_graph(&self, _graph: usize) {}
     /// Whether what is put on the stream is recorded into a CUDA graph.
     fn is_capturing(&self, _stream: Stream) -> Result<bool> {
         Ok(false)

@@ -15,6 +15,8 @@ pub(crate) const NO_DEVICE: Code = 100;
 pub(crate) const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: memory may be allocated while a stream is recorded.
+pub(crate) const CAPTURE_RELAXED: c_int = 2;
 /// The names of the driver library, by platform.
 const LIBRARIES: [&str; 2] = if cfg!(windows) { ["nvcuda.dll", "nvcuda"] } else { ["libcuda.so.1", "libcuda.so"] };
 
@@ -108,6 +110,13 @@ functions! {
     fill_bytes = "cuMemsetD8Async" (u64, u8, usize, *mut c_void);
     synchronize = "cuStreamSynchronize" (*mut c_void);
     is_capturing = "cuStreamIsCapturing" (*mut c_void, *mut c_int);
+    create_stream = "cuStreamCreate" (*mut *mut c_void, c_uint);
+    begin_capture = "cuStreamBeginCapture_v2" (*mut c_void, c_int);
+    end_capture = "cuStreamEndCapture" (*mut c_void, *mut *mut c_void);
+    instantiate_graph = "cuGraphInstantiateWithFlags" (*mut *mut c_void, *mut c_void, u64);
+    launch_graph = "cuGraphLaunch" (*mut c_void, *mut c_void);
+    free_recording = "cuGraphDestroy" (*mut c_void);
+    free_graph = "cuGraphExecDestroy" (*mut c_void);
     load_module = "cuModuleLoadData" (*mut *mut c_void, *const c_void);
     module_function = "cuModuleGetFunction" (*mut *mut c_void, *mut c_void, *const c_char);
     module_global = "cuModuleGetGlobal_v2" (*mut u64, *mut usize, *mut c_void, *const c_char);

@@ -18,11 +18,15 @@
 //! | `training` | the loss, and the optimizer over all parameters |
 //! | `attention` | plans of attention for tensors of the tape |
 //! | `additive` | additive attention of one head |
+//! | `decoding` | steps of decoding whose positions the device counts |
+//! | `graph` | recorded work that runs as one launch |
 //! | `images` | windows of convolutions, pooling, group normalization |
 
 mod additive;
 mod array;
 mod attention;
+mod decoding;
+mod graph;
 mod images;
 mod launch;
 mod layers;
@@ -33,6 +37,8 @@ mod training;
 pub use additive::AdditiveCall;
 pub use array::{Array, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
+pub use decoding::{DecodeBatch, NO_TOKEN};
+pub use graph::Graph;
 pub use images::ImageWindows;
 pub use launch::DropoutKey;
 pub use layers::{Activation, Factor};
@@ -91,7 +97,7 @@ impl Cuda {
         let kernel = |&name: &&'static str| Ok((name, self.driver.kernel(&module, name, launch::threads(name), 0)?));
         let kernels = source.kernels.iter().map(kernel).collect::<Result<_>>()?;
         let memory = Arc::new(DeviceMemory::new(&self.driver));
-        let (cuda, stream) = (self.clone(), Stream(0));
+        let (cuda, stream) = (self.clone(), self.driver.new_stream()?);
         let failed = OnceLock::new();
         let (constants, plans) = (Mutex::default(), Mutex::default());
         let (bytes_read, arrived) = (AtomicU64::new(0), OnceLock::new());

@@ -2,6 +2,7 @@
 //! from logits is left to [`search`](crate::search), turning tokens into text that can be printed at once to
 //! `stream_decoder`.
 
+mod side_by_side;
 mod stream_decoder;
 
 use crate::batch::Rows;
@@ -16,6 +17,7 @@ use crate::{Error, Model, Result, finite};
 use qkv_nn::{Activation, Machine, Parameters, Pool, Tape, Tensor, Usage};
 use qkv_simd::logits::top;
 use serde_json::{Value, json};
+use side_by_side::GraphDecoder;
 use std::path::Path;
 use std::time::Instant;
 use stream_decoder::StreamDecoder;
@@ -183,26 +185,27 @@ impl Generator {
         let pool = Pool::new();
         let mut tokens = if prompt.is_empty() { vec![self.model.config().bos_token_id] } else { prompt.to_vec() };
         let prompt = tokens.len();
-        let mut context = Context { start: 0, state: None };
+        let (mut context, mut graph) = (Context::empty(), None);
         let mut decoder = StreamDecoder::new(&self.tokenizer, &settings.stop);
         let (mut first, mut prompt_dropped, mut finish) = (None, 0, Finish::Length);
         let mut usage = machine.usage();
         while tokens.len() - prompt < settings.max_tokens {
-            let mut scores = context.scores(self, &tokens, settings.cache, machine, &pool)?;
-            finite::check(&scores, &self.parameters)?;
+            let most = prompt.saturating_add(settings.max_tokens);
+            let next = match context.decode(self, &tokens, most, settings, machine, &pool, &mut graph)? {
+                Some(Next::Token(token)) => Some(token),
+                Some(Next::Scores(mut scores)) => self.choose(&mut scores, &tokens, prompt, settings, machine),
+                None => {
+                    let mut scores = context.scores(self, &tokens, settings.cache, machine, &pool)?;
+                    finite::check(&scores, &self.parameters)?;
+                    self.choose(&mut scores, &tokens, prompt, settings, machine)
+                }
+            };
             if first.is_none() {
                 (first, prompt_dropped) = (Some(start.elapsed().as_secs_f64()), context.start);
                 usage = machine.usage();
             }
-            penalize(&mut scores, &tokens, settings.repetition_penalty);
-            forbid_repeats(&mut scores, &tokens[prompt..], settings.no_repeat);
-            let draw_at = [settings.sample.map_or(0, |sample| sample.before as u32), 0, (tokens.len() - prompt) as u32];
-            let token = match &settings.sample {
-                Some(sample) => draw(&scores, sample, draw_at),
-                None => top(machine.isa(), &scores, 1).first().map(|&(token, _)| token),
-            };
             // Every token would repeat an n-gram.
-            let Some(token) = token else { break };
+            let Some(token) = next else { break };
             tokens.push(token);
             if self.end_tokens.contains(&token) {
                 finish = Finish::Eos;
@@ -230,6 +233,24 @@ impl Generator {
             usage: machine.usage() - usage,
             finish,
         })
+    }
+
+    /// The token after `tokens`, the first `prompt` of which are the prompt, by its logits; none where every one would
+    /// repeat an n-gram.
+    fn choose(
+        &self,
+        scores: &mut [f32],
+        tokens: &[u32],
+        prompt: usize,
+        settings: &Generation,
+        machine: &Machine,
+    ) -> Option<u32> {
+        penalize(scores, tokens, settings.repetition_penalty);
+        forbid_repeats(scores, &tokens[prompt..], settings.no_repeat);
+        match &settings.sample {
+            Some(sample) => draw(scores, sample, [sample.before as u32, 0, (tokens.len() - prompt) as u32]),
+            None => top(machine.isa(), scores, 1).first().map(|&(token, _)| token),
+        }
     }
 
     /// Logits after each of these tokens, `[N, V]`, in one pass without a cache.
@@ -296,7 +317,56 @@ struct Context {
     state: Option<GptState<f32>>,
 }
 
+/// What a step of a device returns: the likeliest token where that is all there is to know, or logits.
+enum Next {
+    Token(u32),
+    Scores(Vec<f32>),
+}
+
 impl Context {
+    fn empty() -> Self {
+        Context { start: 0, state: None }
+    }
+
+    /// The step after the prompt, where a device decodes: by a graph, which is made for a text of at most `most`
+    /// tokens. `None` where it does not, and where the context is full.
+    #[allow(clippy::too_many_arguments)] // Of one private function.
+    fn decode<'g>(
+        &mut self,
+        generator: &'g Generator,
+        tokens: &[u32],
+        most: usize,
+        settings: &Generation,
+        machine: &'g Machine,
+        pool: &'g Pool<f32>,
+        graph: &mut Option<GraphDecoder<'g>>,
+    ) -> Result<Option<Next>> {
+        let position = tokens.len() - self.start;
+        if machine.cuda().is_none() || !settings.cache || self.state.is_none() && graph.is_none() {
+            return Ok(None);
+        }
+        if graph.as_ref().is_some_and(|graph| position > graph.room()) {
+            // What is left of the text is read again.
+            (*graph, self.state) = (None, None);
+            return Ok(None);
+        }
+        if graph.is_none() {
+            let made = GraphDecoder::new(generator, machine, pool, 1, most - self.start);
+            let (Some(mut made), Some(state)) = (made, &self.state) else { return Ok(None) };
+            if state.len() + 1 != position || position > made.room() {
+                return Ok(None);
+            }
+            made.state.put(0, state);
+            made.set(&tokens[tokens.len() - 1..], &[position as u32 - 1]);
+            (*graph, self.state) = (Some(made), None);
+        } else if let (Some(graph), false) = (graph.as_ref(), settings.is_greedy()) {
+            graph.set_ids(&tokens[tokens.len() - 1..]);
+        }
+        let Some(graph) = graph else { return Ok(None) };
+        let token = graph.step()?[0];
+        Ok(Some(if settings.is_greedy() { Next::Token(token) } else { Next::Scores(graph.logits()) }))
+    }
+
     /// Logits of the token after `tokens`, `[V]`.
     fn scores(
         &mut self,
@@ -309,7 +379,7 @@ impl Context {
         let gpt = generator.model.gpt().expect("checked when it was opened");
         if tokens.len() - self.start > gpt.max_len() {
             // Half of the context is dropped at a time: the rest is read again at its new positions.
-            *self = Context { start: tokens.len() - gpt.max_len().div_ceil(2), state: None };
+            *self = Context { start: tokens.len() - gpt.max_len().div_ceil(2), ..Context::empty() };
         }
         let mut tape = Tape::inference(&generator.parameters, pool, machine);
         if self.state.is_none() || !cache {
@@ -326,6 +396,17 @@ impl Context {
 }
 
 impl Generation {
+    /// Whether the likeliest token is taken, whatever the text so far.
+    fn is_greedy(&self) -> bool {
+        self.sample.is_none() && self.repetition_penalty == 1.0 && self.no_repeat == 0
+    }
+
+    /// The same for one of several texts, which draws other numbers than those before it.
+    fn of_text(&self, number: usize) -> Generation {
+        let sample = self.sample.map(|sample| Sampling { before: sample.before + number, ..sample });
+        Generation { sample, ..self.clone() }
+    }
+
     /// Checks that every setting is in its range.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 use crate::batch::Rows;
 use crate::{Error, Result};
 use qkv::{Attention, Dropout, Mask, Select};
+use qkv_cuda::operations::{DecodeBatch, Operations};
 use qkv_nn::layers::{
     AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KvCache, Linear, Norm, NormKind, PositionKind,
 };
@@ -257,6 +258,59 @@ impl Gpt {
             x = layer.step(tape, x, caches, None, angles.as_ref())?;
         }
         state.position = end;
+        Ok(self.norm.forward(tape, &x))
+    }
+}
+
+/// Caches of sequences whose positions a device counts, and the angles of all positions.
+#[derive(Clone, Debug)]
+pub struct CountedState<T: Float> {
+    batch: DecodeBatch,
+    caches: Vec<[Option<KvCache<T>>; 2]>,
+    angles: Option<Angles<T>>,
+}
+
+impl<T: Float> CountedState<T> {
+    /// The sequences.
+    pub fn batch(&self) -> &DecodeBatch {
+        &self.batch
+    }
+
+    /// Takes over the cache of one sequence.
+    ///
+    /// # Panics
+    /// Where that is not on the device, or has more tokens than there is room for.
+    pub fn put(&mut self, sequence: usize, one: &GptState<T>) {
+        for (to, from) in self.caches.iter_mut().flatten().zip(one.caches.iter().flatten()) {
+            if let (Some(to), Some(from)) = (to, from) {
+                to.put(sequence, from);
+            }
+        }
+    }
+}
+
+impl Gpt {
+    /// Whether a GPU can decode it: attention that only the CPU computes cannot be.
+    pub fn runs_on_gpu(&self) -> bool {
+        self.layers.iter().all(Block::runs_on_gpu)
+    }
+
+    /// Empty caches for sequences whose positions a device counts.
+    pub fn start_counted<T: Float>(&self, operations: &Operations, batch: DecodeBatch) -> CountedState<T> {
+        let caches = self.layers.iter().map(|layer| [Some(layer.counted_cache(operations, &batch)), None]).collect();
+        let angles = self.rotary.map(|(width, base)| Angles::counted(width, base, operations, &batch));
+        CountedState { batch, caches, angles }
+    }
+
+    /// Hidden states of the next token of each sequence, `[B, 1, C]`: the same launches for every token.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub fn step_counted<T: Float>(&self, tape: &mut Tape<'_, T>, state: &mut CountedState<T>) -> Result<Var<T>> {
+        let mut x = self.tokens.forward_counted(tape, &state.batch);
+        for (layer, caches) in self.layers.iter().zip(&mut state.caches) {
+            x = layer.step(tape, x, caches, None, state.angles.as_ref())?;
+        }
         Ok(self.norm.forward(tape, &x))
     }
 }

@@ -16,8 +16,10 @@ use qkv_models::{Finish, Generated, Generation, Generator};
 use qkv_nn::{Machine, Usage};
 use qkv_simd::{Isa, peak};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
+use std::time::Instant;
 
 /// The longest prompt in bytes; it is held in memory whole.
 const LONGEST: u64 = 1 << 24;
@@ -38,6 +40,9 @@ impl Run for GenerateArgs {
             let mut session = GenerateSession { args: self, generator: &generator, settings, machine, print };
             if self.chat {
                 return session.chat().map(|()| Status::Done);
+            }
+            if self.each_line {
+                return session.each_line();
             }
             let prompt = match (&self.text, &self.input) {
                 (Some(text), _) => text.clone(),
@@ -117,6 +122,52 @@ impl GenerateSession<'_, '_> {
             note(stats(&generated, self.machine.threads()));
         }
         Ok((generated.text, listens))
+    }
+
+    /// Continues each line, several at a time on a GPU, and prints an object for each in the order of the lines. A bad
+    /// line is reported and skipped.
+    fn each_line(&mut self) -> Result<Status, Failure> {
+        let mut lines = Lines::new(&[], self.args.input.as_deref())?;
+        let (mut prompts, mut failed) = (Vec::new(), 0);
+        while let Some(line) = lines.next(1)?.into_iter().next() {
+            match line {
+                Ok(line) => prompts.push(line.text),
+                Err(failure) => {
+                    failed += 1;
+                    report(&failure);
+                }
+            }
+        }
+        let tokens: Vec<Vec<u32>> = prompts.iter().map(|text| self.generator.tokenizer.encode_text(text)).collect();
+        let (longest, start) = (self.generator.model.max_len(), Instant::now());
+        let (mut waiting, mut printed, mut count) = (BTreeMap::new(), 0, 0);
+        let (mut failure, print) = (None, &mut *self.print);
+        let mut receive = |number: usize, generated: Generated| {
+            count += generated.tokens.len();
+            waiting.insert(number, to_json(&prompts[number], &generated, longest));
+            while let Some(object) = waiting.remove(&printed) {
+                printed += 1;
+                match print(&object) {
+                    Ok(true) => {}
+                    Ok(false) => return false,
+                    Err(error) => {
+                        failure = Some(error);
+                        return false;
+                    }
+                }
+            }
+            true
+        };
+        let together = self.args.together;
+        self.generator.generate_all(&tokens, &self.settings, together, &self.machine, &mut receive)?;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        if !self.args.quiet {
+            let seconds = start.elapsed().as_secs_f64();
+            note(format!("[{count} tokens in {seconds:.2} s: {:.1} tokens/s]", count as f64 / seconds.max(1e-9)));
+        }
+        if failed == 0 { Ok(Status::Done) } else { Err(Failure::new(format!("{failed} lines were not read"))) }
     }
 
     /// Chats: one message from the command line, or each line as it is entered. A bad line is reported and skipped.

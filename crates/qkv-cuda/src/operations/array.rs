@@ -57,6 +57,24 @@ struct MemoryState {
     used: usize,
     /// The largest `used` so far.
     peak: usize,
+    /// While a graph is recorded: blocks that it has used, and may use again. They count as used.
+    recorded: Option<BTreeMap<usize, Vec<u64>>>,
+}
+
+/// Memory that a graph uses whenever it runs; given back when dropped.
+#[derive(Debug)]
+pub(super) struct RecordedMemory {
+    blocks: BTreeMap<usize, Vec<u64>>,
+    memory: Arc<DeviceMemory>,
+}
+
+impl Drop for RecordedMemory {
+    fn drop(&mut self) {
+        let mut state = self.memory.state();
+        for (bytes, blocks) in std::mem::take(&mut self.blocks) {
+            blocks.into_iter().for_each(|ptr| state.give_back(ptr, bytes));
+        }
+    }
 }
 
 /// Constants that are kept.
@@ -90,6 +108,9 @@ impl DeviceMemory {
     fn take(self: &Arc<Self>, bytes: usize, purpose: &str) -> Result<Arc<Block>> {
         let bytes = class(bytes);
         let mut state = self.state();
+        if let Some(ptr) = state.recorded.as_mut().and_then(|recorded| recorded.get_mut(&bytes)?.pop()) {
+            return Ok(Arc::new(Block { ptr, bytes, memory: Some(self.clone()) }));
+        }
         // A slightly larger block will do; a much larger one is left to larger arrays.
         let size = state.free.range(bytes..=bytes + bytes / 8).next().map(|(&size, _)| size);
         let found = size.and_then(|size| state.pop(size).map(|ptr| (ptr, size)));
@@ -100,6 +121,16 @@ impl DeviceMemory {
         state.used += bytes;
         state.peak = state.peak.max(state.used);
         Ok(Arc::new(Block { ptr, bytes, memory: Some(self.clone()) }))
+    }
+
+    /// From now on, what is given back stays with the graph that is recorded.
+    pub fn begin_recording(&self) {
+        self.state().recorded = Some(BTreeMap::new());
+    }
+
+    /// What the graph keeps.
+    pub fn end_recording(self: &Arc<Self>) -> RecordedMemory {
+        RecordedMemory { blocks: self.state().recorded.take().unwrap_or_default(), memory: self.clone() }
     }
 
     /// From the driver; where it has none left, after giving it all free blocks.
@@ -120,6 +151,12 @@ impl DeviceMemory {
 }
 
 impl MemoryState {
+    fn give_back(&mut self, ptr: u64, bytes: usize) {
+        self.used -= bytes;
+        self.free_bytes += bytes;
+        self.free.entry(bytes).or_default().push(ptr);
+    }
+
     fn pop(&mut self, size: usize) -> Option<u64> {
         let blocks = self.free.get_mut(&size)?;
         let ptr = blocks.pop();
@@ -153,9 +190,10 @@ impl Drop for Block {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let mut state = memory.state();
-        state.used -= self.bytes;
-        state.free_bytes += self.bytes;
-        state.free.entry(self.bytes).or_default().push(self.ptr);
+        match &mut state.recorded {
+            Some(recorded) => recorded.entry(self.bytes).or_default().push(self.ptr),
+            None => state.give_back(self.ptr, self.bytes),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ const THREADS: u32 = 256;
 
 /// Threads of a block of this kernel.
 pub(super) fn threads(kernel: &str) -> u32 {
-    if ["cross_entropy_wide", "sum_losses"].contains(&kernel) { 1024 } else { THREADS }
+    if ["cross_entropy_wide", "sum_losses", "next_token"].contains(&kernel) { 1024 } else { THREADS }
 }
 
 /// Which elements of a tensor are dropped. The factor of the others is `65536 / (65536 − threshold)`.

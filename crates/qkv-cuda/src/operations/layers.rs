@@ -119,7 +119,9 @@ impl Operations {
     /// # Panics
     /// Where an array is too short.
     pub fn linear(&self, y: &Array, x: &Array, w: &Array, bias: Option<&Array>, sizes: [usize; 3]) {
-        self.matmul(y, sizes[1], Factor::new(x), Factor::transposed(w), sizes, false, bias, None);
+        if !self.few_rows(y, x, w, bias, sizes) {
+            self.matmul(y, sizes[1], Factor::new(x), Factor::transposed(w), sizes, false, bias, None);
+        }
     }
 
     /// `before = x · Wᵀ + bias` and `y = GELU(before)`, by the hyperbolic tangent.

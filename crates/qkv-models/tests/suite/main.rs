@@ -10,6 +10,7 @@ mod models;
 mod pictures;
 mod ranks;
 mod resnet;
+mod side_by_side;
 mod speech;
 mod tensors;
 mod tokenizer;

@@ -5,6 +5,7 @@ use super::{AttentionConfig, Builder, FeedForward, FeedKind, KvCache, MultiHead,
 use crate::float::Float;
 use crate::ops::rotary::Angles;
 use crate::tape::{Tape, Var};
+use qkv_cuda::operations::{DecodeBatch, Operations};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -218,6 +219,16 @@ impl Block {
             _ => None,
         };
         Ok([Some(self.self_attn.cache(batch)), cross])
+    }
+
+    /// Whether a GPU computes its self-attention.
+    pub fn runs_on_gpu(&self) -> bool {
+        self.self_attn.runs_on_gpu()
+    }
+
+    /// A cache of self-attention for sequences whose positions a device counts.
+    pub fn counted_cache<T: Float>(&self, operations: &Operations, batch: &DecodeBatch) -> KvCache<T> {
+        self.self_attn.counted_cache(operations, batch)
     }
 
     /// Decodes new tokens `x [B, new, C]`, rotated by the angles of their positions, and appends them to the first

@@ -5,6 +5,7 @@ use crate::float::Float;
 use crate::ops::embedding::Positions;
 use crate::parameters::{Init, Param};
 use crate::tape::{Tape, Var};
+use qkv_cuda::operations::DecodeBatch;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -93,6 +94,24 @@ impl Embedding {
             }
             _ => tape.embedding(ids, length, self.weight, self.scale, Positions::None, 0),
         }
+    }
+
+    /// The embeddings of the next token of each sequence, where a device counts them: `[B, 1, C]`. For inference.
+    ///
+    /// # Panics
+    /// Where there is room for more tokens than [`max_len`](Embedding::max_len).
+    pub fn forward_counted<T: Float>(&self, tape: &mut Tape<'_, T>, batch: &DecodeBatch) -> Var<T> {
+        assert!(batch.room() <= self.max_len(), "{} positions of {}", batch.room(), self.positions);
+        let fixed: Option<Vec<T>> = self.fixed.as_ref().map(|table| {
+            let rows = &table[..batch.room() * self.width];
+            rows.iter().map(|&x| T::of_f64(x)).collect()
+        });
+        let positions = match (&fixed, self.learned) {
+            (Some(fixed), _) => Positions::Fixed(fixed),
+            (_, Some(learned)) => Positions::Learned(learned),
+            _ => Positions::None,
+        };
+        tape.embedding_counted(batch, self.weight, self.scale, positions)
     }
 
     /// The embeddings of `ids [B, N]` whose rows stand at these positions: `[B, N, C]`.

@@ -7,7 +7,7 @@ use crate::float::Float;
 use crate::heads::{Heads, head_strides};
 use crate::tensor::Tensor;
 use qkv::{Pages, Source, View};
-use qkv_cuda::operations::{Array, Kind, Operations};
+use qkv_cuda::operations::{Array, DecodeBatch, Kind, Operations};
 use std::borrow::Cow;
 
 /// The cached keys and values of a layer.
@@ -40,6 +40,8 @@ struct DeviceRows {
     arrays: [Array; 2],
     /// Tokens that there is memory for.
     room: usize,
+    /// Where the device counts the positions of sequences.
+    batch: Option<DecodeBatch>,
 }
 
 /// Tokens for which a cache on a device has room at first.
@@ -63,7 +65,30 @@ impl<T: Float> KvCache<T> {
         }
     }
 
-    /// Number of cached tokens.
+    /// A cache of sequences whose positions a device counts: new rows go where each of them stands.
+    pub fn counted(operations: &Operations, batch: &DecodeBatch, heads: Heads, widths: [usize; 2]) -> Self {
+        let (sequences, room) = (batch.len(), batch.room());
+        let zeros = |width| operations.zeros(operations.activation_kind(), sequences * room * width, "a cache");
+        let arrays = widths.map(|width| zeros(heads.key * width));
+        let device = Some(DeviceRows { operations: operations.clone(), arrays, room, batch: Some(batch.clone()) });
+        KvCache { device, ..KvCache::new(sequences, heads, widths) }
+    }
+
+    /// Copies the rows of a cache with one sequence into a [counted](KvCache::counted) one, as those of a sequence.
+    ///
+    /// # Panics
+    /// Where either is another kind of cache, or there is not room enough.
+    pub fn put(&mut self, sequence: usize, one: &KvCache<T>) {
+        let (Some(to), Some(from)) = (&self.device, &one.device) else { panic!("both caches are on a device") };
+        assert!(to.batch.is_some() && one.batch == 1 && one.length <= to.room, "a sequence into a counted cache");
+        for at in [0, 1] {
+            let width = self.heads * self.widths[at];
+            let (start, len) = (sequence * to.room * width, one.length * width);
+            to.operations.copy(&to.arrays[at].slice(start..start + len), &from.arrays[at].slice(0..len));
+        }
+    }
+
+    /// Number of cached tokens; 0 where a device counts them.
     pub fn len(&self) -> usize {
         self.length
     }
@@ -96,6 +121,11 @@ impl<T: Float> KvCache<T> {
     /// Where the shapes differ, or the cache is too large.
     pub fn append(&mut self, k: &Tensor<T>, v: &Tensor<T>) -> qkv::Result<()> {
         let new = self.check(k, v)?;
+        if let Some(DeviceRows { operations, arrays: [keys, values], batch: Some(batch), .. }) = &self.device {
+            let (k, v) = (k.array(operations), v.array(operations));
+            operations.append_at([&k, &v], [keys, values], batch);
+            return Ok(());
+        }
         if let Some(operations) = k.operations().filter(|_| self.pages == 0) {
             self.append_on_device(operations, [k, v], new);
             return Ok(());
@@ -126,7 +156,7 @@ impl<T: Float> KvCache<T> {
         self.length = self.check(k, v)?;
         if let Some(operations) = k.operations() {
             let (operations, arrays) = (operations.clone(), [k.array(operations), v.array(operations)]);
-            self.device = Some(DeviceRows { operations, arrays, room: self.length });
+            self.device = Some(DeviceRows { operations, arrays, room: self.length, batch: None });
             return Ok(());
         }
         self.size = self.length.max(1);
@@ -145,6 +175,7 @@ impl<T: Float> KvCache<T> {
             operations: operations.clone(),
             arrays: [0, 1].map(|_| operations.activations(0)),
             room: 0,
+            batch: None,
         });
         let room = if needed <= rows.room { rows.room } else { needed.max(2 * rows.room).max(FIRST_ROOM) };
         let mut at = 0;
@@ -163,8 +194,13 @@ impl<T: Float> KvCache<T> {
             operations.copy_columns((&fresh, new * width, 0), to, [batch, new * width], false);
             array
         });
-        self.device = Some(DeviceRows { operations: operations.clone(), arrays, room });
+        self.device = Some(DeviceRows { operations: operations.clone(), arrays, room, batch: None });
         self.length = needed;
+    }
+
+    /// The sequences, where a device counts their positions.
+    pub(crate) fn decode_batch(&self) -> Option<&DecodeBatch> {
+        self.device.as_ref()?.batch.as_ref()
     }
 
     /// The rows on a device, `[B, room, Hk·D]`, and the room.
@@ -174,7 +210,7 @@ impl<T: Float> KvCache<T> {
 
     /// This cache with its rows on the host.
     pub(crate) fn on_host(&self) -> Cow<'_, KvCache<T>> {
-        let Some(DeviceRows { operations, arrays, room }) = &self.device else { return Cow::Borrowed(self) };
+        let Some(DeviceRows { operations, arrays, room, .. }) = &self.device else { return Cow::Borrowed(self) };
         let rows = arrays.each_ref().map(|array| T::from_floats(operations.read(array)));
         let (size, pages) = ((*room).max(1), self.batch);
         let table = (0..self.batch as u32).collect();
@@ -203,7 +239,7 @@ impl<T: Float> KvCache<T> {
             return;
         }
         assert!(sequences.iter().all(|&b| b < self.batch), "a sequence beyond the {} there are", self.batch);
-        if let Some(DeviceRows { operations, arrays, room }) = &mut self.device {
+        if let Some(DeviceRows { operations, arrays, room, .. }) = &mut self.device {
             let index: Vec<u32> = sequences.iter().map(|&b| b as u32).collect();
             let index = operations.upload(Kind::U32, &index, "numbers of sequences");
             for (array, width) in arrays.iter_mut().zip(self.widths) {

@@ -11,6 +11,8 @@ use crate::parameters::Init;
 use crate::saved_call::ScoreParameters;
 use crate::tape::{Tape, Var};
 use qkv::{Attention, Mask, Scale, Score};
+use qkv_cuda::Cuda;
+use qkv_cuda::operations::{DecodeBatch, Operations};
 use std::sync::Arc;
 
 /// The attention of a layer.
@@ -177,6 +179,17 @@ impl MultiHead {
     /// An empty cache for `batch` sequences.
     pub fn cache<T: Float>(&self, batch: usize) -> KvCache<T> {
         KvCache::new(batch, self.config.heads, [self.head_width; 2])
+    }
+
+    /// Whether a GPU computes its attention.
+    pub fn runs_on_gpu(&self) -> bool {
+        let attention = &self.config.attention;
+        Cuda::supports(attention).is_ok() && attention.mask.lsh_buckets().is_none()
+    }
+
+    /// A cache for sequences whose positions a device counts.
+    pub fn counted_cache<T: Float>(&self, operations: &Operations, batch: &DecodeBatch) -> KvCache<T> {
+        KvCache::counted(operations, batch, self.config.heads, [self.head_width; 2])
     }
 
     /// Fills an empty cache with the keys and values of `memory [B, M, C]`.

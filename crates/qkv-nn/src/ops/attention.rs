@@ -286,7 +286,7 @@ impl<T: Float> Tape<'_, T> {
         call.attention.entropy = false;
         if let (Some(operations), Some(rows)) = (self.machine.cuda(), cache.on_device())
             && call.attention.mask.lsh_buckets().is_none()
-            && let Some(out) = self.attend_rows(operations, &mut call, rows, cache.len())?
+            && let Some(out) = self.attend_rows(operations, &mut call, rows, cache)?
         {
             return Ok(self.constant(out));
         }

@@ -5,7 +5,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{Kind, Operations, RowSums};
+use qkv_cuda::operations::{Array, DecodeBatch, Kind, Operations, RowSums};
 use std::sync::Arc;
 
 /// Position embeddings, added to those of the tokens.
@@ -93,6 +93,39 @@ impl<T: Float> Tape<'_, T> {
         let depends = self.depends(&[], &[Some(table), learned.map(|(param, ..)| param)]);
         let by = [None, None];
         self.record(y, depends, || EmbeddingBackward { ids: ids.into(), by, table, scale, positions: learned })
+    }
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// `scale · table[id] + positions[position]` of the next token of each sequence, where a device counts them: a
+    /// tensor `[B, 1, C]`. For inference.
+    ///
+    /// # Panics
+    /// Where the tape computes on the CPU.
+    pub fn embedding_counted(
+        &mut self,
+        batch: &DecodeBatch,
+        table: Param,
+        scale: f64,
+        positions: Positions<'_, T>,
+    ) -> Var<T> {
+        let operations = self.machine.cuda().expect("a device that counts");
+        let width = self.parameters.shape(table)[1];
+        let rows_of = |ids: &Array, table: &Array, scale: f64| {
+            let y = Tensor::activations(operations, &[batch.len(), 1, width]);
+            let into = y.array(operations);
+            operations.embedding(ids, table, None, &into, width, scale as f32, [1, 0]);
+            y
+        };
+        let x = rows_of(batch.ids(), &self.parameters.array(table, operations), scale);
+        let at = match positions {
+            Positions::None => return self.constant(x),
+            Positions::Fixed(at) => operations.constant(&T::to_floats(at)),
+            Positions::Learned(param) => self.parameters.array(param, operations),
+        };
+        let at = rows_of(batch.positions(), &at, 1.0);
+        let (x, at) = (self.constant(x), self.constant(at));
+        self.add(&x, at)
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod guide;
 pub(crate) mod linear;
 pub(crate) mod loss;
 mod mean;
+mod next_token;
 pub(crate) mod norm;
 mod packed;
 mod relu;

@@ -23,6 +23,13 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .required(),
             ADAPTER,
             Argument::new("input", Kind::Path, "Read the prompt from this file").value("FILE"),
+            Argument::new("each-line", Kind::Switch, "Each line of `--input` or stdin is a prompt of its own")
+                .requires(&["json"])
+                .conflicts(&["text", "chat"]),
+            Argument::new("together", Kind::Integer(1, 1024), "Generate N of these texts at a time, on a GPU")
+                .value("N")
+                .default("64")
+                .requires(&["each-line"]),
             Argument::new("chat", Kind::Switch, "Chat: TEXT, or each line of `--input` or stdin, is a user message"),
             Argument::new("system", Kind::Text, "System message of the chat").value("TEXT").requires(&["chat"]),
         ],
@@ -72,6 +79,10 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
         "Sample up to a full stop",
     ),
     ("qkv generate --model gpt2 --greedy --max-tokens 20 --json 'The sea'", "For programs"),
+    (
+        "qkv generate --model gpt2 --input prompts.txt --each-line --json --device cuda",
+        "Many texts, 64 of them at a time",
+    ),
 ];
 
 /// The parsed arguments.
@@ -81,6 +92,8 @@ pub(crate) struct GenerateArgs {
     pub model: PathBuf,
     pub adapter: Option<PathBuf>,
     pub input: Option<PathBuf>,
+    pub each_line: bool,
+    pub together: usize,
     pub chat: bool,
     pub system: Option<String>,
     greedy: bool,
@@ -111,6 +124,8 @@ impl GenerateArgs {
             model: matches.required_path("model"),
             adapter: matches.path("adapter"),
             input: matches.path("input"),
+            each_line: matches.switch("each-line"),
+            together: matches.count("together").unwrap_or(1),
             chat: matches.switch("chat"),
             system: matches.text("system"),
             greedy: matches.switch("greedy"),

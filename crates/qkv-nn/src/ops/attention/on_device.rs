@@ -3,6 +3,7 @@
 
 use super::{AttentionBackward, Heads, SavedCall, ScoreParameters};
 use crate::float::Float;
+use crate::layers::KvCache;
 use crate::parameters::Param;
 use crate::tape::{BackwardContext, Tape};
 use crate::tensor::Tensor;
@@ -25,7 +26,8 @@ impl<T: Float> Tape<'_, T> {
         call: &SavedCall<T>,
         backward: bool,
     ) -> qkv::Result<Option<(Tensor<T>, DeviceOutput<T>)>> {
-        if let Some((device_call, out)) = self.softmax_on_device(operations, call, backward)? {
+        let counted = [call.lengths_on(operations), call.positions_on(operations)];
+        if let Some((device_call, out)) = self.softmax_on_device(operations, call, counted, backward)? {
             let Heads { query, key } = call.heads;
             let shape = [call.q.shape()[0], call.q.shape()[1], call.v.width() / key * query];
             let values = Tensor::on_device(operations, out.values, &shape); // (B, N, Hq·Dv)
@@ -61,11 +63,13 @@ impl<T: Float> Tape<'_, T> {
         Some(AdditiveCall { q, k, values, v: self.parameters.array(v, operations), lengths, sizes: [b, n, m, a, c] })
     }
 
-    /// A softmax over dot products on a device; `None` where only the CPU computes it.
+    /// A softmax over dot products on a device, with the numbers of keys and the positions there; `None` where only the
+    /// CPU computes it.
     fn softmax_on_device(
         &self,
         operations: &Operations,
         call: &SavedCall<T>,
+        [key_lengths, positions]: [Option<Array>; 2],
         backward: bool,
     ) -> qkv::Result<Option<(AttentionCall, AttentionOutput)>> {
         let ScoreParameters { w, v, scale, table, sinks } = call.parameters;
@@ -76,10 +80,6 @@ impl<T: Float> Tape<'_, T> {
         let (&[batch, n, _], &[_, m, _]) = (call.q.shape(), call.k.shape()) else {
             panic!("attention takes [B, L, H·D], not {:?} and {:?}", call.q.shape(), call.k.shape())
         };
-        let lengths = call.key_lengths.as_ref().map(|lengths| {
-            let lengths: Vec<i32> = lengths.iter().map(|&len| i32::try_from(len).unwrap_or(i32::MAX)).collect();
-            operations.upload(Kind::U32, &lengths, "lengths")
-        });
         let rounded = |param: Option<Param>| param.map(|param| self.parameters.rounded_array(param, operations));
         let device_call = AttentionCall {
             attention: call.attention.clone(),
@@ -87,9 +87,9 @@ impl<T: Float> Tape<'_, T> {
             batch,
             lengths: [n, m],
             heads: [call.heads.query, call.heads.key],
-            key_lengths: lengths,
+            key_lengths,
             segments: call.segments.as_ref().map(|segments| operations.upload(Kind::U32, segments, "segments")),
-            positions: call.positions.as_ref().map(|places| operations.upload(Kind::U64, places, "positions")),
+            positions,
             parameters: [rounded(table), rounded(scale), rounded(sinks)],
             table_heads: table.map_or(1, |table| self.parameters.shape(table)[0]),
             seed: call.seed,
@@ -108,34 +108,56 @@ impl<T: Float> Tape<'_, T> {
         }
     }
 
-    /// Attention to the first `length` rows of a cache on a device; `None` where only the CPU computes it.
+    /// Attention to the first rows of a cache on a device; `None` where only the CPU computes it.
     pub(super) fn attend_rows(
         &self,
         operations: &Operations,
         call: &mut SavedCall<T>,
         (rows, room): ([Array; 2], usize),
-        length: usize,
+        cache: &KvCache<T>,
     ) -> qkv::Result<Option<Tensor<T>>> {
         let (batch, new) = (call.q.shape()[0], call.q.shape()[1]);
         if call.key_lengths.is_none() {
             // Rows beyond the length are room for more, so the shapes stay those of a plan while a cache fills.
-            call.key_lengths = Some(vec![length; batch].into());
+            call.key_lengths = Some(vec![cache.len(); batch].into());
             let mask = std::mem::replace(&mut call.attention.mask, Mask::full());
             // The last token sees every one before it.
             let sees_all = mask == Mask::full() || mask == Mask::causal() && new == 1;
             call.attention.mask = if sees_all { Mask::lengths() } else { mask & Mask::lengths() };
             if sees_all && call.attention.bias == qkv::Bias::none() {
                 (call.positions, call.attention.place) = (None, qkv::Place::Start);
+            } else if cache.decode_batch().is_some() {
+                call.attention.place = qkv::Place::Given;
             }
         }
+        let counted = match cache.decode_batch() {
+            Some(batch) => {
+                let given = call.attention.place == qkv::Place::Given;
+                [Some(batch.lengths().clone()), given.then(|| batch.places().clone())]
+            }
+            None => [call.lengths_on(operations), call.positions_on(operations)],
+        };
         let [k, v] = rows.map(|array| {
             let width = array.len() / (batch * room).max(1);
             Tensor::on_device(operations, array, &[batch, room, width])
         });
         (call.k, call.v) = (k, v);
-        let Some((_, out)) = self.softmax_on_device(operations, call, false)? else { return Ok(None) };
+        let Some((_, out)) = self.softmax_on_device(operations, call, counted, false)? else { return Ok(None) };
         let width = call.v.width() / call.heads.key * call.heads.query;
         Ok(Some(Tensor::on_device(operations, out.values, &[batch, new, width])))
+    }
+}
+
+impl<T: Float> SavedCall<T> {
+    /// The number of keys of each sequence, i32.
+    fn lengths_on(&self, operations: &Operations) -> Option<Array> {
+        let lengths = self.key_lengths.as_ref()?.iter().map(|&len| i32::try_from(len).unwrap_or(i32::MAX));
+        Some(operations.upload(Kind::U32, &lengths.collect::<Vec<_>>(), "lengths"))
+    }
+
+    /// The position of each query, i64.
+    fn positions_on(&self, operations: &Operations) -> Option<Array> {
+        self.positions.as_ref().map(|places| operations.upload(Kind::U64, places, "positions"))
     }
 }
 
