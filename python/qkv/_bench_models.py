@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 # name: (model, configuration, settings, batch, tokens)
@@ -19,31 +20,29 @@ _GPT2 = dict(vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=10
 _DROPLESS = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 _MODELS = {
     "Llama-shaped, 8 layers of 2,048, 2 × 4,096 tokens": ("LlamaForCausalLM", "LlamaConfig", _LLAMA, 2, 4096),
-    "the same, a third of the tokens padding": ("LlamaForCausalLM", "LlamaConfig", _LLAMA, 2, 4096),
     "GPT-2, 124 M, 8 × 1,024 tokens": ("GPT2LMHeadModel", "GPT2Config", {**_GPT2, **_DROPLESS}, 8, 1024),
+    "Llama-shaped, a third of the tokens padding": ("LlamaForCausalLM", "LlamaConfig", _LLAMA, 2, 4096),
     "GPT-2, 124 M, 8 × 1,024 tokens, with its dropout": ("GPT2LMHeadModel", "GPT2Config", _GPT2, 8, 1024),
 }
 _IMPLEMENTATIONS = ("eager", "sdpa", "flash_attention_2", "qkv")
 
 
-def steps(device: str, seconds: float) -> list[dict[str, Any]]:
-    """One row for each model and implementation: the best time of a step, the most memory that tensors had, the loss of
-    the first step. An implementation that cannot be had says why."""
-    rows = []
+def steps(device: str, seconds: float) -> Iterator[dict[str, Any]]:
+    """One row for each model and implementation, as they are measured: the best time of a step, the most memory that
+    tensors had, the loss of the first step. An implementation that cannot be had says why."""
     for name in _MODELS:
         made = {}
         for implementation in _IMPLEMENTATIONS:
             try:
                 made[implementation] = _Step(name, implementation, device)
             except (ImportError, ValueError, RuntimeError) as error:
-                rows.append({"model": name, "attention": implementation, "why": str(error).split(". ")[0][:120]})
+                yield {"model": name, "attention": implementation, "why": str(error).split(". ")[0][:120]}
         end, turns = time.perf_counter() + seconds * len(made), 0
         while turns < 3 or time.perf_counter() < end:
             for step in made.values():
                 step.run()
             turns += 1
-        rows += [step.row(name, implementation) for implementation, step in made.items()]
-    return rows
+        yield from (step.row(name, implementation) for implementation, step in made.items())
 
 
 class _Step:

@@ -205,6 +205,8 @@ def main() -> None:
         from ._bench_models import steps
 
         rows = steps(given.device, given.seconds)
+        if given.json:
+            rows = list(rows)
     elif given.overhead:
         rows = _overhead(given.seconds, given.device)
     else:
@@ -212,13 +214,13 @@ def main() -> None:
     if given.json:
         print(json.dumps({**about, "rows": rows}))
         return
-    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n")
+    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", flush=True)
     if given.models:
         print("| model | attention | step, ms | memory, GB | loss |\n| --- | --- | --- | --- | --- |")
         for row in rows:
             what = f"| {row['model']} | {row['attention']} "
             print(f"{what}| {row['ms']:.1f} | {row['memory_gb']:.2f} | {row['loss']:.4f} |" if "ms" in row
-                  else f"{what}| {row['why']} | | |")  # fmt: skip
+                  else f"{what}| {row['why']} | | |", flush=True)  # fmt: skip
         return
     if given.overhead:
         print("| a call of [1, 1, 1, 16] | torch, µs | qkv, µs | more, µs |\n| --- | --- | --- | --- |")
