@@ -301,7 +301,7 @@ class Array:
     def __dlpack__(
         self,
         *,
-        stream: Any | None = None,
+        stream: int | None = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (`cargo xt
 import torch.nn.functional as F  # noqa: E402
 
 import qkv.torch as Q  # noqa: E402
-from qkv import Attention, Bias, Features, Mask, Place  # noqa: E402
+from qkv import Attention, Bias, Features, Mask, Place, get_num_threads  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -356,3 +356,13 @@ def test_values_alone_are_those_of_attend_and_so_are_their_gradients():
         assert torch.equal(Q.sdpa(q, k, v, is_causal=True), both[0][0])
     assert torch.equal(both[0][0], both[1][0])
     assert all(torch.equal(a, b) for a, b in zip(both[0][1], both[1][1], strict=True))
+
+
+def test_the_number_of_threads_is_pytorchs():
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            assert get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

@@ -1,15 +1,18 @@
-//! [`Array`]: memory that this module owns and gives to Python, through NumPy's array interface and DLPack; and results
-//! as arrays of the library that the queries came from.
+//! [`Array`]: memory that this module owns and gives to Python, on the host through NumPy's array interface and DLPack,
+//! on a CUDA device through DLPack; and results as arrays of the library that the queries came from.
 
+use crate::borrowed::EMULATED;
 use crate::dlpack::{self, Managed, ManagedVersioned};
 use crate::dtype::{Dtype, Typed};
-use crate::errors::{refused, value};
+use crate::errors::{refused, refused_on_cuda, value};
 use half::{bf16, f16};
 use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyList, PyTuple};
 use qkv::Tensor;
+use qkv_cuda::{Buffer, Cuda, Stream};
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -21,6 +24,16 @@ struct Memory {
     len: usize,
     capacity: usize,
     free: fn(NonNull<u8>, usize, usize),
+    device: Option<OnDevice>,
+}
+
+/// Memory of a device, which waits for its work when it is freed.
+struct OnDevice {
+    _buffer: Buffer,
+    number: i32,
+    cuda: Cuda,
+    /// The stream of the work that fills it.
+    stream: Stream,
 }
 
 // SAFETY: it owns its memory, which this module never writes; whoever gets the address shares it as Python's arrays are
@@ -38,7 +51,7 @@ impl Memory {
         };
         let (len, capacity) = (data.len(), data.capacity());
         let data = NonNull::new(data.as_mut_ptr().cast()).expect("a vector's pointer is not null");
-        Arc::new(Memory { data, len, capacity, free })
+        Arc::new(Memory { data, len, capacity, free, device: None })
     }
 }
 
@@ -73,7 +86,42 @@ impl Array {
         Ok(array)
     }
 
-    /// Its elements.
+    /// Memory of a device, in this shape, that work on a stream fills.
+    pub fn on_device(
+        buffer: Buffer,
+        dtype: Dtype,
+        shape: &[usize],
+        (number, stream): (i32, Stream),
+        cuda: Cuda,
+    ) -> Array {
+        let data = NonNull::new(std::ptr::with_exposed_provenance_mut(buffer.ptr() as usize));
+        let data = data.unwrap_or(NonNull::dangling());
+        let device = Some(OnDevice { _buffer: buffer, number, cuda, stream });
+        let memory = Arc::new(Memory { data, len: 0, capacity: 0, free: |_, _, _| (), device });
+        Array { memory, dtype, shape: shape.to_vec() }
+    }
+
+    /// DLPack's kind and number of its device.
+    fn place(&self) -> dlpack::Device {
+        match &self.memory.device {
+            Some(device) if device.number != EMULATED => dlpack::Device { kind: dlpack::CUDA, id: device.number },
+            _ => dlpack::Device { kind: dlpack::HOST[0], id: 0 },
+        }
+    }
+
+    /// Makes memory of a device ready for a consumer's stream, as DLPack counts them: by waiting, unless it is the
+    /// stream that fills the memory, or −1.
+    fn make_ready(&self, py: Python<'_>, stream: Option<i64>) -> PyResult<()> {
+        let Some(device) = &self.memory.device else { return Ok(()) };
+        let own = if device.stream.0 == 0 { 1 } else { device.stream.0 as i64 };
+        match stream.unwrap_or(1) {
+            -1 => Ok(()),
+            stream if stream == own => Ok(()),
+            _ => py.detach(|| device.cuda.wait(device.stream)).map_err(refused_on_cuda),
+        }
+    }
+
+    /// Its elements, on the host.
     fn elements<T: Typed>(&self) -> &[T] {
         debug_assert!(T::DTYPE == self.dtype || T::DTYPE == Dtype::U8);
         // SAFETY: `len` elements of this type, written when the tensor was made.
@@ -97,6 +145,9 @@ impl Array {
 
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if self.memory.device.is_some() {
+            return Err(PyAttributeError::new_err("the array is on a device: use `from_dlpack` of its library"));
+        }
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("typestr", self.dtype.typestr())?;
@@ -105,9 +156,9 @@ impl Array {
         Ok(interface)
     }
 
-    /// The kind and number of the device: the host.
+    /// The kind and number of the device: the host, or a CUDA device.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (dlpack::HOST[0], 0)
+        (self.place().kind, self.place().id)
     }
 
     /// A capsule that shares the memory.
@@ -115,17 +166,18 @@ impl Array {
     fn __dlpack__<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<Bound<'py, PyAny>>,
+        stream: Option<i64>,
         max_version: Option<(u32, u32)>,
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        if stream.is_some_and(|stream| !stream.is_none()) {
+        if stream.is_some() && self.memory.device.is_none() {
             return Err(value("`stream` was given, but the array is on the host"));
         }
-        if dl_device.is_some_and(|(kind, _)| kind != dlpack::HOST[0]) || copy == Some(true) {
-            return Err(pyo3::exceptions::PyBufferError::new_err("it can only be shared, on the host"));
+        if dl_device.is_some_and(|device| device != self.__dlpack_device__()) || copy == Some(true) {
+            return Err(PyBufferError::new_err("it can only be shared, where it is"));
         }
+        self.make_ready(py, stream)?;
         let shared = Shared::new(self);
         if max_version.is_some_and(|(major, _)| major >= 1) {
             let managed = Box::into_raw(Box::new(ManagedVersioned {
@@ -162,6 +214,9 @@ impl Array {
             let items = (0..len).map(|at| nested(py, &data[at * step..][..step], rest, number));
             PyList::new(py, items.collect::<PyResult<Vec<_>>>()?).map(Bound::into_any)
         }
+        if self.memory.device.is_some() {
+            return Err(value("the array is on a device: copy it to the host first"));
+        }
         let shape = &self.shape;
         match self.dtype {
             Dtype::F32 => nested::<f32>(py, self.elements(), shape, &|x| f64::from(x).into_bound_py_any(py)),
@@ -192,6 +247,7 @@ pub fn bools(tensor: Tensor<u8, 2>) -> Array {
 /// What a capsule keeps: the memory, and its shape and strides as DLPack wants them.
 struct Shared {
     memory: Arc<Memory>,
+    device: dlpack::Device,
     dtype: dlpack::DataType,
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -204,13 +260,14 @@ impl Shared {
         for axis in (1..shape.len()).rev() {
             strides[axis - 1] = strides[axis] * shape[axis].max(1);
         }
-        Box::new(Shared { memory: array.memory.clone(), dtype: array.dtype.dlpack(), shape, strides })
+        let (memory, device, dtype) = (array.memory.clone(), array.place(), array.dtype.dlpack());
+        Box::new(Shared { memory, device, dtype, shape, strides })
     }
 
     fn tensor(&self) -> dlpack::Tensor {
         dlpack::Tensor {
             data: self.memory.data.as_ptr().cast(),
-            device: dlpack::Device { kind: dlpack::HOST[0], id: 0 },
+            device: self.device,
             rank: self.shape.len() as i32,
             dtype: self.dtype,
             shape: self.shape.as_ptr().cast_mut(),
@@ -261,6 +318,7 @@ pub enum Library {
     NumPy,
     Torch,
     Jax,
+    CuPy,
     Other,
 }
 
@@ -280,6 +338,7 @@ impl Library {
                 Library::Torch
             }
             Some("jax" | "jaxlib") => Library::Jax,
+            Some("cupy") => Library::CuPy,
             _ => Library::Other,
         })
     }
@@ -297,9 +356,20 @@ impl Library {
                 let bfloat16 = py.import(intern!(py, "ml_dtypes"))?.getattr(intern!(py, "bfloat16"))?;
                 found.call_method1(intern!(py, "view"), (bfloat16,))
             }
-            Library::Torch => py.import(intern!(py, "torch"))?.call_method1(intern!(py, "from_dlpack"), (array,)),
-            Library::Jax => py.import(intern!(py, "jax.dlpack"))?.call_method1(intern!(py, "from_dlpack"), (array,)),
-            Library::Other => Ok(array),
+            library => library.adopt(array),
         }
+    }
+
+    /// An array of this library that shares the memory of one of ours.
+    pub fn adopt<'py>(self, array: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = array.py();
+        let module = match self {
+            Library::NumPy => intern!(py, "numpy"),
+            Library::Torch => intern!(py, "torch"),
+            Library::Jax => intern!(py, "jax.dlpack"),
+            Library::CuPy => intern!(py, "cupy"),
+            Library::Other => return Ok(array),
+        };
+        py.import(module)?.call_method1(intern!(py, "from_dlpack"), (array,))
     }
 }

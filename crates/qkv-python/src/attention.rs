@@ -4,6 +4,7 @@
 use crate::call;
 use crate::description::{Bias, Features, Mask, Place, Score, Select, from_json, hash_of, to_json, word};
 use crate::errors::value;
+use crate::parsed::check;
 use crate::results::{Gradients, Output, Weights};
 use crate::spelling;
 use pyo3::prelude::*;
@@ -18,22 +19,7 @@ pub struct Attention(Arc<qkv::Attention>, PyOnceLock<Py<PyString>>);
 impl Attention {
     /// Refuses numbers that JSON cannot hold, and masks that are nested too deeply.
     pub fn checked(attention: qkv::Attention) -> PyResult<Attention> {
-        let fixed = match attention.scale {
-            qkv::Scale::Fixed(scale) => Some(scale),
-            _ => None,
-        };
-        let dropout = attention.dropout.map(|dropout| dropout.p);
-        for (name, number) in [
-            ("scale", fixed),
-            ("temperature", attention.temperature),
-            ("softcap", attention.softcap),
-            ("dropout", dropout),
-        ] {
-            if let Some(number) = number.filter(|number| !number.is_finite()) {
-                return Err(value(format!("`{name}` is {number}, expected a finite number")));
-            }
-        }
-        Mask::checked(attention.mask.clone())?;
+        check(&attention)?;
         Ok(Attention::new_arc(Arc::new(attention)))
     }
 
@@ -278,25 +264,3 @@ word! { Attention {
         Weights::new(self, [q, k, v], inputs, out, threads)
     }
 }}
-
-/// A description from its JSON, parsed once for each string and thread.
-pub fn parsed(json: &str) -> PyResult<Arc<qkv::Attention>> {
-    use std::cell::RefCell;
-    use std::collections::HashMap;
-    thread_local! {
-        static KNOWN: RefCell<HashMap<String, Arc<qkv::Attention>>> = RefCell::new(HashMap::new());
-    }
-    /// More descriptions than a program has; one that makes new ones without end starts again.
-    const MOST: usize = 256;
-    if let Some(known) = KNOWN.with_borrow(|known| known.get(json).cloned()) {
-        return Ok(known);
-    }
-    let Attention(attention, _) = Attention::checked(from_json(json)?)?;
-    KNOWN.with_borrow_mut(|known| {
-        if known.len() >= MOST {
-            known.clear();
-        }
-        known.insert(json.to_string(), attention.clone());
-    });
-    Ok(attention)
-}

@@ -20,9 +20,13 @@ const RANK: usize = 8;
 pub enum Memory {
     /// On the host.
     Host,
-    /// On the CUDA device of this number.
-    Cuda(i32),
+    /// On the CUDA device of this number. A producer is asked to make its memory ready for this stream, as DLPack
+    /// counts them; −1 where the caller has seen to it.
+    Cuda { device: i32, stream: i64 },
 }
+
+/// The number that stands for an emulated CUDA device, whose memory is the host's: for tests.
+pub const EMULATED: i32 = -1;
 
 /// An array that Python owns: address, type, shape and strides in elements. It holds what keeps the memory alive.
 pub struct Borrowed {
@@ -170,10 +174,9 @@ impl Borrowed {
         let versioned = PyDict::new(py);
         versioned.set_item("max_version", (1, 0))?;
         let plain = PyDict::new(py);
-        if memory != Memory::Host {
-            // −1: the caller has put the work that fills it on the stream of the call.
-            versioned.set_item("stream", -1)?;
-            plain.set_item("stream", -1)?;
+        if let Memory::Cuda { stream, .. } = memory {
+            versioned.set_item("stream", stream)?;
+            plain.set_item("stream", stream)?;
         }
         let capsule = match export.call((), Some(&versioned)) {
             Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => export.call((), Some(&plain))?,
@@ -434,11 +437,12 @@ impl Memory {
         };
         match self {
             Memory::Host if dlpack::HOST.contains(&device.kind) => Ok(()),
-            Memory::Cuda(number) if matches!(device.kind, 2 | 13) && device.id == number => Ok(()),
+            Memory::Cuda { device: number, .. } if matches!(device.kind, 2 | 13) && device.id == number => Ok(()),
+            Memory::Cuda { device: EMULATED, .. } if dlpack::HOST.contains(&device.kind) => Ok(()),
             Memory::Host => {
                 Err(value(format!("`{name}` is on {place}; this call computes on the CPU: copy it to the host first")))
             }
-            Memory::Cuda(number) => {
+            Memory::Cuda { device: number, .. } => {
                 Err(value(format!("`{name}` is on {place}, and `q` on CUDA device {number}: expected one device")))
             }
         }

@@ -1,178 +1,19 @@
-//! The tensors of a call, from Python objects to the library's [`Inputs`]; the calls themselves, without the
-//! interpreter's lock, on this process's pool.
+//! The calls on the CPU, without the interpreter's lock, on this process's pool; those over memory of a device go to
+//! [`cuda`](crate::cuda).
 
 use crate::array::Library;
 use crate::attention::Attention;
-use crate::borrowed::{Borrowed, Memory, lengths_of, pair};
-use crate::dtype::{Typed, of_type};
-use crate::errors::{kind, refused, value};
-use crate::pool::{self, Accumulator};
+use crate::borrowed::{Borrowed, Memory};
+use crate::cuda::{self, On};
+use crate::dtype::of_type;
+use crate::errors::refused;
+use crate::inputs::{Float, Tensors, Vectors};
+use crate::pool;
 use crate::results::{Gradients, Output};
-use half::{bf16, f16};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use qkv::{Decode, Element, Inputs, OutputRef, Tensor, Upstream};
-
-/// An element type at the border, whose sums have one as well.
-pub trait Float: Element + qkv_simd::Element<Acc: Typed + Accumulator> + Typed {}
-impl Float for f32 {}
-impl Float for f64 {}
-impl Float for bf16 {}
-impl Float for f16 {}
-
-macro_rules! optional_tensors {
-    ($($name:ident)*) => {
-        /// The optional tensors of a call, as they were given.
-        #[derive(Default)]
-        pub struct Optional {
-            $(pub $name: Option<Borrowed>,)*
-        }
-
-        impl Optional {
-            /// Their names, in the order in which `ops` gets them.
-            pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
-
-            /// Borrows one; `false` if it is not among them.
-            pub fn set(&mut self, name: &str, object: &Bound<'_, PyAny>, memory: Memory) -> PyResult<bool> {
-                match name {
-                    $(stringify!($name) => self.$name = Some(Borrowed::new_in(stringify!($name), object, memory)?),)*
-                    _ => return Ok(false),
-                }
-                Ok(true)
-            }
-
-            /// Those that were given.
-            pub fn given(&self) -> impl Iterator<Item = &Borrowed> {
-                [$(&self.$name),*].into_iter().flatten()
-            }
-        }
-    };
-}
-optional_tensors! {
-    w w_q w_k v_score scale bias table sinks center
-    lengths segments_q segments_k bits positions buckets_q buckets_k
-}
-
-/// The tensors of a call.
-pub struct Tensors {
-    pub q: Borrowed,
-    pub k: Borrowed,
-    pub v: Borrowed,
-    pub optional: Optional,
-    pub seed: Option<u64>,
-}
-
-impl Tensors {
-    /// From positional arguments and keywords; `of` checks each object first.
-    pub fn new<'py>(
-        [q, k, v]: [&Bound<'py, PyAny>; 3],
-        inputs: Option<&Bound<'py, PyDict>>,
-        of: impl Fn(&str, &Bound<'py, PyAny>) -> PyResult<()>,
-    ) -> PyResult<Tensors> {
-        let borrow = |name: &'static str, object: &Bound<'py, PyAny>| {
-            of(name, object)?;
-            Borrowed::new(name, object)
-        };
-        let (q, k, v) = (borrow("q", q)?, borrow("k", k)?, borrow("v", v)?);
-        let (mut optional, mut seed) = (Optional::default(), None);
-        for (name, object) in inputs.into_iter().flat_map(|inputs| inputs.iter()) {
-            let name: String = name.extract()?;
-            if object.is_none() {
-                continue;
-            }
-            if name == "seed" {
-                seed = Some(object.extract()?);
-            } else if name == "segments" || name == "buckets" {
-                let (queries, keys) = pair(&name, &object)?;
-                optional.set(&format!("{name}_q"), &queries, Memory::Host)?;
-                optional.set(&format!("{name}_k"), &keys, Memory::Host)?;
-            } else {
-                of(&name, &object)?;
-                if name.contains("segments_")
-                    || name.contains("buckets_")
-                    || !optional.set(&name, &object, Memory::Host)?
-                {
-                    return Err(kind(format!("unexpected keyword argument '{name}'")));
-                }
-            }
-        }
-        Ok(Tensors { q, k, v, optional, seed })
-    }
-
-    /// All that were given.
-    pub fn all(&self) -> impl Iterator<Item = &Borrowed> {
-        [&self.q, &self.k, &self.v].into_iter().chain(self.optional.given())
-    }
-
-    /// Multiply-adds of the forward pass, without the mask.
-    pub fn work(&self) -> usize {
-        let length = |of: &Borrowed| of.shape().iter().rev().nth(1).copied().unwrap_or(1);
-        let size = |of: &Borrowed| of.shape().iter().fold(1usize, |size, &axis| size.saturating_mul(axis));
-        let weighted = size(&self.v).saturating_mul(length(&self.q));
-        size(&self.q).saturating_mul(length(&self.k)).saturating_add(weighted)
-    }
-}
-
-/// What the library wants as slices, copied: all of it is small beside q, k and v.
-pub struct Vectors<T: Float> {
-    v_score: Option<Vec<T>>,
-    scale: Option<Vec<T>>,
-    sinks: Option<Vec<T>>,
-    center: Option<Vec<T>>,
-    lengths: Option<Vec<usize>>,
-    segments: Option<(Vec<i32>, Vec<i32>)>,
-    positions: Option<Vec<i64>>,
-    buckets: Option<(Tensor<i32, 4>, Tensor<i32, 4>)>,
-}
-
-impl<T: Float> Vectors<T> {
-    pub fn new(tensors: &Tensors) -> PyResult<Self> {
-        let given = &tensors.optional;
-        let vector = |of: &Option<Borrowed>| of.as_ref().map(|of| of.to_vec::<T>()).transpose();
-        Ok(Vectors {
-            v_score: vector(&given.v_score)?,
-            scale: vector(&given.scale)?,
-            sinks: vector(&given.sinks)?,
-            center: vector(&given.center)?,
-            lengths: given.lengths.as_ref().map(lengths_of).transpose()?,
-            segments: match (&given.segments_q, &given.segments_k) {
-                (Some(queries), Some(keys)) => Some((queries.integers_i32()?, keys.integers_i32()?)),
-                (None, None) => None,
-                _ => return Err(value("`segments` needs both, of queries and of keys")),
-            },
-            positions: given.positions.as_ref().map(Borrowed::integers).transpose()?,
-            buckets: match (&given.buckets_q, &given.buckets_k) {
-                (Some(queries), Some(keys)) => Some((queries.tensor_i32()?, keys.tensor_i32()?)),
-                (None, None) => None,
-                _ => return Err(value("`buckets` needs both, of queries and of keys")),
-            },
-        })
-    }
-
-    /// The library's inputs over borrowed memory.
-    pub fn inputs<'a>(&'a self, tensors: &'a Tensors) -> PyResult<Inputs<'a, T>> {
-        let given = &tensors.optional;
-        let view = |of: &'a Option<Borrowed>| of.as_ref().map(Borrowed::view::<T>).transpose();
-        let mut inputs = Inputs::new(tensors.q.view::<T>()?, tensors.k.view::<T>()?, tensors.v.view::<T>()?);
-        inputs.w = view(&given.w)?;
-        inputs.w_q = view(&given.w_q)?;
-        inputs.w_k = view(&given.w_k)?;
-        inputs.bias = view(&given.bias)?;
-        inputs.table = view(&given.table)?;
-        inputs.v_score = self.v_score.as_deref();
-        inputs.scale = self.scale.as_deref();
-        inputs.sinks = self.sinks.as_deref();
-        inputs.center = self.center.as_deref();
-        inputs.lengths = self.lengths.as_deref();
-        inputs.segments = self.segments.as_ref().map(|(queries, keys)| (&queries[..], &keys[..]));
-        inputs.bits = given.bits.as_ref().map(Borrowed::bits).transpose()?;
-        inputs.positions = self.positions.as_deref();
-        inputs.buckets = self.buckets.as_ref().map(|(queries, keys)| (queries.into(), keys.into()));
-        inputs.seed = tensors.seed;
-        Ok(inputs)
-    }
-}
+use qkv::{Decode, Inputs, OutputRef, Tensor, Upstream};
 
 /// The number of threads of a call: what it says, what was set, PyTorch's where it is in use, or one for each core.
 pub fn threads(py: Python<'_>, given: Option<usize>) -> PyResult<usize> {
@@ -192,8 +33,8 @@ pub fn threads(py: Python<'_>, given: Option<usize>) -> PyResult<usize> {
 }
 
 /// Refuses a tensor whose gradient would be lost.
-pub fn without_gradient(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
-    Library::of(name, object).map(|_| ())
+pub fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    Library::of(name, object).map(|_| object.clone())
 }
 
 /// `Attention.forward`, and `Attention.decode` with `how`.
@@ -206,8 +47,11 @@ pub fn forward<'py>(
 ) -> PyResult<Output> {
     let py = qkv[0].py();
     let library = Library::of("q", qkv[0])?;
+    if let Some(on) = On::of(library, qkv[0])? {
+        return cuda::forward(&on, attention.value(), qkv, inputs, how).map(Output::on_device);
+    }
     let threads = self::threads(py, threads)?;
-    let tensors = Tensors::new(qkv, inputs, without_gradient)?;
+    let tensors = Tensors::new(qkv, inputs, Memory::Host, without_gradient)?;
     of_type!(tensors.q.dtype(), "q", T => forward_of::<T>(py, attention.value(), &tensors, library, how, threads))
 }
 
@@ -255,10 +99,16 @@ pub fn backward<'py>(
 ) -> PyResult<Gradients> {
     let py = qkv[0].py();
     let library = Library::of("q", qkv[0])?;
-    let threads = self::threads(py, threads)?;
-    let mut tensors = Tensors::new(qkv, inputs, without_gradient)?;
-    tensors.seed = out.seed_of_backward(tensors.seed)?;
     without_gradient("d_out", upstream.d_out)?;
+    if let Some(on) = On::of(library, qkv[0])? {
+        let GivenUpstream { d_out, columns: [d_lse, d_entropy, _], constant_bias } = upstream;
+        let upstream = cuda::Upstream { d_out, d_lse, d_entropy, constant_bias };
+        return cuda::backward(&on, attention.value(), qkv, inputs, &out.kept(py)?, &upstream)
+            .map(Gradients::on_device);
+    }
+    let threads = self::threads(py, threads)?;
+    let mut tensors = Tensors::new(qkv, inputs, Memory::Host, without_gradient)?;
+    tensors.seed = out.seed_of_backward(tensors.seed)?;
     let names = ["d_lse", "d_entropy", "d_log_prob"];
     let column = |at: usize| upstream.columns[at].map(|column| Borrowed::new(names[at], column)).transpose();
     let upstream = BorrowedUpstream {

@@ -1,25 +1,28 @@
 //! Operators over memory of a CUDA device: on the stream and in the memory of the framework that calls, through plans
-//! that are kept for calls of the same description and shapes ([`plans`]). NVIDIA's driver and compiler are found when
-//! the first call needs them.
+//! that are kept for calls of the same description and shapes ([`plans`]); and the calls of a description ([`described`],
+//! [`on`]). NVIDIA's driver and compiler are found when the first call needs them.
 
+mod described;
+mod on;
 mod plans;
 mod tensors;
 
-use crate::attention::parsed;
+pub use described::{Asked, Found, Kept, Upstream, backward, forward, weights};
+pub use on::On;
+
 use crate::borrowed::{Borrowed, Memory, apart};
 use crate::errors::{kind, refused_on_cuda, value};
 use crate::ops::{GRADIENTS, tensors_of};
+use crate::parsed::parsed;
 use plans::Call;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use qkv_cuda::{Gradients, Outputs, Stream, Upstreams, Workspace};
 use tensors::{dtype_of, float_vector, given, strided, typed_vector};
 
-/// The number that stands for an emulated device, whose memory is the host's: for tests.
-const EMULATED: i32 = -1;
-
+/// The caller has put the work that fills its tensors on the stream of the call.
 fn memory_of(device: i32) -> Memory {
-    if device == EMULATED { Memory::Host } else { Memory::Cuda(device) }
+    Memory::Cuda { device, stream: -1 }
 }
 
 /// Three tensors of which the last two may be absent.
@@ -76,7 +79,7 @@ pub fn cuda_forward_into<'py>(
     apart(&written, tensors.all())?;
     let out = outputs(&values, &rows, &tensors.q)?;
     let given = given(&attention, &tensors)?;
-    let call = Call { device, description, dtype: dtype_of(&tensors.q)?, backward: false, stream };
+    let call = Call { device, description, dtype: dtype_of(&tensors.q)?, backward: false, weights: false, stream };
     let plan = plans::get(py, &call, &attention, &given)?;
     let (_kept, workspace) = workspace(allocate, plan.forward_workspace(), memory)?;
     // SAFETY: the framework's tensors are on this device, as large as they say, and stay until what was put on their
@@ -114,7 +117,7 @@ pub fn cuda_backward_into<'py>(
     from.entropy = d_rows[1].as_ref().map(float_vector).transpose()?;
     let into = into_gradients(&into, &tensors.q)?;
     let given = given(&attention, &tensors)?;
-    let call = Call { device, description, dtype: dtype_of(&tensors.q)?, backward: true, stream };
+    let call = Call { device, description, dtype: dtype_of(&tensors.q)?, backward: true, weights: false, stream };
     let plan = plans::get(py, &call, &attention, &given)?;
     let (_kept, workspace) = workspace(allocate, plan.backward_workspace(), memory)?;
     // SAFETY: as in `cuda_forward_into`; `saved` is what the forward pass wrote.
@@ -185,7 +188,7 @@ pub fn cuda_kernels<'py>(
     let tensors = tensors_of(tensors, seed, memory_of(device))?;
     let given = given(&attention, &tensors)?;
     let names = |backward| {
-        let call = Call { device, description, dtype: dtype_of(&tensors.q)?, backward, stream };
+        let call = Call { device, description, dtype: dtype_of(&tensors.q)?, backward, weights: false, stream };
         let plan = plans::get(py, &call, &attention, &given)?;
         PyResult::Ok((plan.forward_kernel(), plan.backward_kernel()))
     };

@@ -5,6 +5,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 /// Memory of the host, and host memory that a CUDA device can read.
 pub const HOST: [i32; 2] = [1, 3];
 
+/// Memory of a CUDA device.
+pub const CUDA: i32 = 2;
+
 /// The name of a capsule of the old form, of the versioned form, and of the exchange functions of a type.
 pub const CAPSULE: &CStr = c"dltensor";
 pub const VERSIONED_CAPSULE: &CStr = c"dltensor_versioned";

@@ -2,13 +2,13 @@
 //! argument by its position, because a call takes microseconds.
 
 use crate::allocated::Allocated;
-use crate::attention::parsed;
 use crate::borrowed::{Borrowed, Memory, apart, exchange_of};
-use crate::call::{Float, Optional, Tensors, Vectors};
 use crate::dlpack::Exchange;
 use crate::dtype::Typed;
 use crate::dtype::of_type;
 use crate::errors::{kind, refused, value};
+use crate::inputs::{Float, Optional, Tensors, Vectors};
+use crate::parsed::parsed;
 use crate::pool;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;

@@ -1,6 +1,6 @@
 //! Threads. One pool per process id, made at first use: a child that was forked after its parent computed something
 //! makes its own, and never waits for workers that were not forked with it. Nothing here is locked, so nothing can be
-//! held by a thread that is gone. Small calls share the scratch memory of their thread.
+//! held by a thread that is gone. Small calls share the scratch memory of their thread, others that of the process.
 
 use qkv::Scratch;
 use rayon::ThreadPool;
@@ -37,16 +37,55 @@ pub fn set_threads(threads: usize) {
     THREADS.store(threads, Ordering::Relaxed);
 }
 
-/// A type of accumulators, with scratch memory that each thread keeps for small calls, which take less time than
-/// finding and clearing new memory.
+/// Scratch memory of a process. It is locked for moments, so a child that was forked makes its own.
+struct Kept {
+    process: u32,
+    f32: Scratch<f32>,
+    f64: Scratch<f64>,
+}
+
+static KEPT: AtomicPtr<Kept> = AtomicPtr::new(ptr::null_mut());
+
+/// Bytes that a process keeps for its next calls: the buffers of 16 threads, several times.
+const MOST_KEPT: usize = 64 << 20;
+
+/// That of this process.
+fn kept() -> &'static Kept {
+    let process = process::id();
+    loop {
+        let found = KEPT.load(Ordering::Acquire);
+        // SAFETY: what was stored is never freed or changed.
+        if let Some(kept) = unsafe { found.as_ref() }
+            && kept.process == process
+        {
+            return kept;
+        }
+        let (f32, f64) = (Scratch::keeping(MOST_KEPT), Scratch::keeping(MOST_KEPT));
+        let made = Box::into_raw(Box::new(Kept { process, f32, f64 }));
+        if KEPT.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: it was made above and never shared.
+            drop(unsafe { Box::from_raw(made) });
+        }
+    }
+}
+
+/// A type of accumulators, with scratch memory that is kept from call to call: finding and clearing new memory takes
+/// longer than a small call.
 pub trait Accumulator: Sized + 'static {
     /// Calls `with` with the scratch memory of this thread.
     fn with_scratch<R>(with: impl FnOnce(&Scratch<Self>) -> R) -> R;
+
+    /// The scratch memory of this process.
+    fn of_process() -> &'static Scratch<Self>;
 }
 
 macro_rules! accumulator {
-    ($($t:ty)*) => {$(
+    ($($t:ident)*) => {$(
         impl Accumulator for $t {
+            fn of_process() -> &'static Scratch<Self> {
+                &kept().$t
+            }
+
             fn with_scratch<R>(with: impl FnOnce(&Scratch<Self>) -> R) -> R {
                 thread_local! {
                     static KEPT: Scratch<$t> = Scratch::new();
@@ -69,10 +108,10 @@ pub fn run<A: Accumulator, R: Send>(
         return A::with_scratch(|scratch| computation(1, scratch));
     }
     match threads.clamp(1, MOST) {
-        1 => computation(1, &Scratch::new()),
+        1 => computation(1, A::of_process()),
         threads => match pool(threads) {
-            Some(pool) => pool.install(|| computation(threads, &Scratch::new())),
-            None => computation(1, &Scratch::new()),
+            Some(pool) => pool.install(|| computation(threads, A::of_process())),
+            None => computation(1, A::of_process()),
         },
     }
 }

@@ -2,10 +2,12 @@
 
 use crate::array::{Array, Library};
 use crate::attention::Attention;
-use crate::borrowed::Borrowed;
-use crate::call::{Float, Tensors, Vectors, threads, without_gradient};
+use crate::borrowed::{Borrowed, Memory};
+use crate::call::{threads, without_gradient};
+use crate::cuda::{self, Asked, Found, Kept, On};
 use crate::dtype::of_type;
 use crate::errors::{kind, refused, value};
+use crate::inputs::{Float, Tensors, Vectors};
 use crate::pool;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -70,6 +72,20 @@ impl Output {
             seed: tensors.seed.filter(|_| attention.draws()),
             saved,
         })
+    }
+
+    /// What a forward pass on a device left.
+    pub fn on_device(kept: Kept) -> Output {
+        let Kept { values, lse, entropy, place, seed } = kept;
+        let (threshold, chosen, log_prob) = (None, None, None);
+        Output { values, lse: Some(lse), threshold, entropy, chosen, log_prob, place, seed, saved: None }
+    }
+
+    /// What later calls on a device need of it.
+    pub fn kept(&self, py: Python<'_>) -> PyResult<Kept> {
+        let lse = self.lse.as_ref().ok_or_else(|| value("`out` is the output of another attention"))?.clone_ref(py);
+        let entropy = self.entropy.as_ref().map(|entropy| entropy.clone_ref(py));
+        Ok(Kept { values: self.values.clone_ref(py), lse, entropy, place: self.place, seed: self.seed })
     }
 
     /// Where the queries stood.
@@ -170,6 +186,15 @@ macro_rules! gradients {
             }
         }
 
+        impl Gradients {
+            /// Those of a backward pass on a device.
+            pub fn on_device(found: Found) -> Gradients {
+                let Found { q, k, v, scale, bias, table, sinks } = found;
+                let (w, w_q, w_k, v_score, center) = (None, None, None, None, None);
+                Gradients { q, k, v, w, w_q, w_k, bias, table, v_score, scale, sinks, center }
+            }
+        }
+
         #[pymethods]
         impl Gradients {
             fn __repr__(&self) -> String {
@@ -215,11 +240,16 @@ impl Weights {
     }
 
     fn ask<'py>(&self, py: Python<'py>, request: &Request) -> PyResult<Bound<'py, PyAny>> {
-        let threads = threads(py, self.threads)?;
         let qkv = [0, 1, 2].map(|at| self.qkv[at].bind(py));
         let library = Library::of("q", qkv[0])?;
         let inputs = self.inputs.as_ref().map(|inputs| inputs.bind(py));
-        let mut tensors = Tensors::new(qkv, inputs, without_gradient)?;
+        if let Some(on) = On::of(library, qkv[0])? {
+            let (kept, asked) = (self.out.get().kept(py)?, request.on_device());
+            let found = cuda::weights(&on, &self.attention, qkv, inputs, &kept, asked.as_ref())?;
+            return Ok(found.unwrap_or_else(|| py.None().into_bound(py)));
+        }
+        let threads = threads(py, self.threads)?;
+        let mut tensors = Tensors::new(qkv, inputs, Memory::Host, without_gradient)?;
         tensors.seed = self.out.get().seed_of_backward(tensors.seed)?;
         let found = of_type!(tensors.q.dtype(), "q", T => self.asked::<T>(py, &tensors, request, threads)?);
         library.array(py, found)
@@ -283,6 +313,20 @@ enum Request {
         pool: Pool,
     },
     All,
+}
+
+impl Request {
+    /// The same of weights on a device.
+    fn on_device(&self) -> Option<Asked> {
+        match *self {
+            Request::Nothing => None,
+            Request::All => Some(Asked::All),
+            Request::Rectangle { at: (b, h), rows, cols } => Some(Asked::Rectangle { at: [b, h], rows, cols }),
+            Request::Pooled { at: (b, h), size, rows, cols, pool } => {
+                Some(Asked::Pooled { at: [b, h], rows, cols, size, pool })
+            }
+        }
+    }
 }
 
 #[pymethods]

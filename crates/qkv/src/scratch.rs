@@ -42,7 +42,11 @@ impl<A> Scratch<A> {
     }
 
     /// An empty pool that keeps at most so many bytes.
-    const fn keeping(most: usize) -> Self {
+    ///
+    /// ```
+    /// static SHARED: qkv::Scratch<f32> = qkv::Scratch::keeping(64 << 20);
+    /// ```
+    pub const fn keeping(most: usize) -> Self {
         Scratch { free: Mutex::new(Vec::new()), most }
     }
 

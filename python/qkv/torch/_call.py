@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -129,18 +130,34 @@ def attention(
 
 
 def weights(q: Tensor, k: Tensor, v: Tensor, description: Attention | None = None, **inputs: Any) -> Weights:
-    """The weights on demand, exact and without a gradient: see `qkv.Attention.weights`. They are computed on the CPU,
-    from copies of tensors that are elsewhere."""
+    """The weights on demand, exact and without a gradient: see `qkv.Attention.weights`. They are computed where the
+    tensors are; what only the CPU computes, from copies there."""
     description = Attention.scaled_dot() if description is None else description
-    q, k, v = _on_host(q), _on_host(k), _on_host(v)
-    plain: dict[str, Any] = {name: _on_host(t) for name, t in inputs.items()}
+    try:
+        return _weights(description, Tensor.detach, q, k, v, inputs)
+    except NotImplementedError:
+        if q.is_cpu:
+            raise
+        return _weights(description, lambda t: t.detach().cpu(), q, k, v, inputs)
+
+
+def _weights(
+    description: Attention,
+    of: Callable[[Tensor], Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    inputs: dict[str, Any],
+) -> Weights:
+    q, k, v = of(q), of(k), of(v)
+    plain = {name: _each(given, of) for name, given in inputs.items()}
     return description.weights(q, k, v, description.forward(q, k, v, **plain), **plain)
 
 
-def _on_host(given: Any) -> Any:
+def _each(given: Any, of: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(given, (tuple, list)):
-        return tuple(_on_host(t) for t in given)
-    return given.detach().cpu() if isinstance(given, Tensor) else given
+        return tuple(_each(t, of) for t in given)
+    return of(given) if isinstance(given, Tensor) else given
 
 
 @functools.lru_cache(1024)

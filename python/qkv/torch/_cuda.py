@@ -7,9 +7,7 @@ have been made before with the same shapes.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -48,18 +46,6 @@ def _stream_of(index: int) -> int:
 
 # The same without an object for the stream; as compiled graphs ask for it.
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
-
-
-def look_for_compiler() -> None:
-    """Tells the native module where the CUDA packages of this environment have NVRTC: PyTorch's own comes first."""
-    spec = importlib.util.find_spec("nvidia")
-    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for found in Path(root).glob("*/lib/libnvrtc.so*"):
-            _qkv.cuda_look_in(str(found.parent))
-
-
-if torch.version.cuda is not None:
-    look_for_compiler()
 
 
 def _place(q: Tensor) -> tuple[int, int]:

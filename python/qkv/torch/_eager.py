@@ -74,6 +74,11 @@ def _values_gradients(ctx, d_out):
 
 _values_gradients_once = torch.autograd.function.once_differentiable(_values_gradients)
 
+# `apply` without what it does for `torch.func`, whose transforms do not come here; tensors that left one are unwrapped.
+_apply = super(torch.autograd.Function, _Eager).apply
+_apply_values = super(torch.autograd.Function, _EagerValues).apply
+_unwrap = torch._C._functorch.unwrap_if_dead
+
 
 def _plain(every: tuple[Tensor, ...]) -> bool:
     """Whether they are PyTorch's own tensors, and all on the CPU, where it exchanges them, or all on GPUs."""
@@ -109,7 +114,7 @@ def run(
         return torch.ops.qkv.forward(q, k, v, more, seed, names, text)
     check(q, k, v)
     if _require_gradients(every):
-        return _Eager.apply(q, k, v, seed, names, text, *more)
+        return _apply(_unwrap(q), _unwrap(k), _unwrap(v), seed, names, text, *map(_unwrap, more))
     if q.is_cuda:
         return _cuda.forward(q, k, v, more, seed, names, text)
     return _qkv.forward_new(text, arranged(q, k, v, more, names), number(seed), _threads())
@@ -126,7 +131,7 @@ def values_of(
         return run(q, k, v, more, seed, names, text)[0]
     check(q, k, v)
     if _require_gradients(every):
-        return _EagerValues.apply(q, k, v, text)
+        return _apply_values(_unwrap(q), _unwrap(k), _unwrap(v), text)
     if q.is_cuda:
         return _cuda.forward(q, k, v, more, seed, names, text)[0]
     return _qkv.values_new(text, every, None, _threads())

@@ -3,7 +3,9 @@
 //! call does not grow. A plan that a CUDA graph was captured with stays: the graph reads its memory whenever it is
 //! replayed.
 
+use super::on::On;
 use crate::errors::refused_on_cuda;
+use pyo3::intern;
 use pyo3::prelude::*;
 use qkv_cuda::{Cuda, Dtype, Error, Plan, PlanOptions, Stream, Strided, Tensors};
 use std::collections::HashMap;
@@ -25,8 +27,17 @@ pub struct Call<'a> {
     pub dtype: Dtype,
     /// Whether it computes gradients.
     pub backward: bool,
+    /// Whether it recomputes weights.
+    pub weights: bool,
     /// The handle of the stream of the call.
     pub stream: u64,
+}
+
+impl<'a> Call<'a> {
+    /// A forward pass.
+    pub fn new(on: &On<'_>, description: &'a str, dtype: Dtype) -> Call<'a> {
+        Call { device: on.device, description, dtype, backward: false, weights: false, stream: on.stream }
+    }
 }
 
 #[derive(PartialEq, Eq, Hash)]
@@ -35,6 +46,7 @@ struct Key {
     description: String,
     dtype: Dtype,
     backward: bool,
+    weights: bool,
     layout: Vec<i64>,
 }
 
@@ -89,7 +101,7 @@ pub fn get(py: Python<'_>, call: &Call<'_>, attention: &qkv::Attention, tensors:
         let what = format!("a {pass} pass of {}, q {q:?}, k {k:?}", call.dtype);
         return Err(refused_on_cuda(Error::Capturing { what }));
     }
-    let options = PlanOptions::default().backward(call.backward);
+    let options = PlanOptions::default().backward(call.backward).weights(call.weights);
     let made = py.detach(|| cuda.plan(attention, call.dtype, attention.place, tensors, options));
     let plan = Arc::new(made.map_err(refused_on_cuda)?);
     // Freeing device memory waits for the device: plans are dropped without the lock.
@@ -98,10 +110,15 @@ pub fn get(py: Python<'_>, call: &Call<'_>, attention: &qkv::Attention, tensors:
     Ok(plan)
 }
 
-fn device(py: Python<'_>, number: i32) -> PyResult<Cuda> {
+/// The device of this number, opened once.
+pub fn device(py: Python<'_>, number: i32) -> PyResult<Cuda> {
     let devices = || DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, cuda)) = devices().iter().find(|(known, _)| *known == number) {
         return Ok(cuda.clone());
+    }
+    if number >= 0 {
+        // The package knows where this environment has CUDA's compiler.
+        py.import(intern!(py, "qkv._nvrtc"))?.call_method0(intern!(py, "look_for_compiler"))?;
     }
     let opened = py.detach(|| if number < 0 { Cuda::emulated() } else { Cuda::new(number as usize) });
     let cuda = opened.map_err(refused_on_cuda)?;
@@ -135,8 +152,8 @@ impl Key {
         ];
         layout.extend(vectors.iter().map(|vector| vector.map_or(-1, |vector| vector.len as i64)));
         layout.push(i64::from(tensors.seed.is_some()));
-        let Call { device, description, dtype, backward, .. } = *call;
-        Key { device, description: description.into(), dtype, backward, layout }
+        let Call { device, description, dtype, backward, weights, .. } = *call;
+        Key { device, description: description.into(), dtype, backward, weights, layout }
     }
 }
 

@@ -1,9 +1,9 @@
 //! Borrowed tensors as the CUDA engine takes them: addresses with shapes and strides.
 
 use crate::borrowed::Borrowed;
-use crate::call::Tensors;
 use crate::dtype::Dtype;
 use crate::errors::{kind, refused, refused_on_cuda, value};
+use crate::inputs::Tensors;
 use pyo3::prelude::*;
 use qkv_cuda::{Cuda, Error, Strided, Vector};
 

@@ -1,0 +1,16 @@
+"""Where the CUDA packages of this environment have NVRTC, CUDA's compiler: those of PyTorch, CuPy or JAX."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from . import _qkv
+
+
+def look_for_compiler() -> None:
+    """Tells the native module, which asks when it first needs a device: the packages' own comes first."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for found in Path(root).glob("*/lib/libnvrtc.so*"):
+            _qkv.cuda_look_in(str(found.parent))
