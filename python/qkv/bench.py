@@ -35,8 +35,9 @@ _CUDA_SHAPES = [
     (1, 16, 16, 16384, 128, "causal"),
 ]
 
-# Calls that are timed together: few, so that some of the turns are not interrupted on a busy machine.
-_CALLS = 20
+# Calls that are timed together, of the forward pass and with the backward pass: few, so that some of the turns are not
+# interrupted on a busy machine.
+_CALLS, _CALLS_OF_BOTH = 20, 4
 
 
 def _cpu() -> str:
@@ -150,9 +151,9 @@ def _overhead(seconds: float, device: str) -> list[dict[str, Any]]:
     def both(f: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *tensors: torch.autograd.grad(f(*tensors), tensors, g)
 
-    def many(f: Callable[..., Any], tensors: list[Any]) -> Callable[[], None]:
+    def many(f: Callable[..., Any], tensors: list[Any], calls: int) -> Callable[[], None]:
         def run() -> None:
-            for _ in range(_CALLS):
+            for _ in range(calls):
                 f(*tensors)
 
         def run_alone() -> None:
@@ -163,13 +164,13 @@ def _overhead(seconds: float, device: str) -> list[dict[str, Any]]:
 
     rows = []
     modes = (
-        ("no_grad", x, sides),
-        ("autograd", y, sides),
-        ("autograd, forward and backward", y, [both(f) for f in sides]),
+        ("no_grad", x, sides, _CALLS),
+        ("autograd", y, sides, _CALLS),
+        ("autograd, forward and backward", y, [both(f) for f in sides], _CALLS_OF_BOTH),
     )
-    for name, tensors, functions in modes:
-        theirs, mine = _turns([many(f, tensors) for f in functions], seconds)
-        rows.append({"mode": name, "torch_us": theirs * 1e6 / _CALLS, "qkv_us": mine * 1e6 / _CALLS})
+    for name, tensors, functions, calls in modes:
+        theirs, mine = _turns([many(f, tensors, calls) for f in functions], seconds)
+        rows.append({"mode": name, "torch_us": theirs * 1e6 / calls, "qkv_us": mine * 1e6 / calls})
     return rows
 
 

@@ -50,6 +50,7 @@ class OnlyDlpack:
     def __dlpack__(self, **keywords):
         if "versionless" in self.old and keywords:
             raise TypeError("no keywords")
+        keywords.pop("stream", None)
         return self.array.__dlpack__(**keywords)
 
 
@@ -61,8 +62,13 @@ def test_capsules_of_both_forms():
     read_only = q.copy()
     read_only.flags.writeable = False
     assert np.array_equal(PLAIN.forward(*[read_only] * 3).values, expected)
-    with pytest.raises(ValueError, match="CUDA device"):
+    with pytest.raises(ValueError, match="`k` is on CUDA device 0; this call computes on the CPU"):
+        PLAIN.forward(q, OnlyDlpack(q, device=(2, 0)), q)
+    # An array that says it is on a device, and whose capsule says otherwise.
+    with pytest.raises(ValueError, match="`q` is on the host, and `q` on CUDA device 0"):
         PLAIN.forward(*[OnlyDlpack(q, device=(2, 0))] * 3)
+    with pytest.raises(ValueError, match="`q` is on a ROCm device"):
+        PLAIN.forward(*[OnlyDlpack(q, device=(10, 0))] * 3)
 
 
 def misaligned(a):
