@@ -4,6 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (`cargo xtask python`)")
 
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
 import qkv  # noqa: E402
 from qkv import Attention, Bias, Mask, Place  # noqa: E402
 
@@ -120,17 +122,22 @@ def test_streams_wait_for_one_another():
 
 
 def test_nothing_is_copied_and_memory_is_pytorchs():
-    # 64 MB each, in an order that no kernel prefers.
+    # 64 MB each, as a projection leaves them: [B, N, H, D].
     q, k, v = (r(4, 4096, 16, 128).transpose(1, 2) for _ in range(3))
     call = lambda: _SCALED.mask(Mask.causal()).forward(q, k, v)  # noqa: E731
     call()
     torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        out = call()
+        torch.cuda.synchronize()
+    names = [event.key for event in recorded.key_averages() if event.self_device_time_total > 0]
+    assert names and not any("copy" in name.lower() or "convert" in name for name in names), names
     torch.cuda.reset_peak_memory_stats()
-    held_before, (free, _) = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()
+    before, (free, _) = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()
     out = call()
     torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - held_before < 1.25 * out.values.numel() * 2
-    # What the driver gave beside PyTorch's allocator.
+    # Values and log-sum-exp, and a workspace that may have room for copies.
+    assert 0 < torch.cuda.max_memory_allocated() - before < 4.5 * out.values.numel() * 2
     assert free - torch.cuda.mem_get_info()[0] <= torch.cuda.memory_reserved()
 
 

@@ -1,13 +1,13 @@
 //! Operators over memory of a CUDA device: on the stream and in the memory of the framework that calls, through plans
-//! that are kept for calls of the same description and shapes ([`plans`]); and the calls of a description ([`described`],
-//! [`on`]). NVIDIA's driver and compiler are found when the first call needs them.
+//! that are kept for calls of the same description and shapes ([`plans`]); and the calls of a description
+//! ([`described`], [`on`]). NVIDIA's driver and compiler are found when the first call needs them.
 
 mod described;
 mod on;
 mod plans;
 mod tensors;
 
-pub use described::{Asked, Found, Kept, Upstream, backward, forward, weights};
+pub use described::{Found, Kept, Part, Upstream, backward, forward, weights};
 pub use on::On;
 
 use crate::borrowed::{Borrowed, Memory, apart};

@@ -4,7 +4,7 @@ use crate::array::{Array, Library};
 use crate::attention::Attention;
 use crate::borrowed::{Borrowed, Memory};
 use crate::call::{threads, without_gradient};
-use crate::cuda::{self, Asked, Found, Kept, On};
+use crate::cuda::{self, Found, Kept, On, Part};
 use crate::dtype::of_type;
 use crate::errors::{kind, refused, value};
 use crate::inputs::{Float, Tensors, Vectors};
@@ -244,8 +244,8 @@ impl Weights {
         let library = Library::of("q", qkv[0])?;
         let inputs = self.inputs.as_ref().map(|inputs| inputs.bind(py));
         if let Some(on) = On::of(library, qkv[0])? {
-            let (kept, asked) = (self.out.get().kept(py)?, request.on_device());
-            let found = cuda::weights(&on, &self.attention, qkv, inputs, &kept, asked.as_ref())?;
+            let (kept, part) = (self.out.get().kept(py)?, request.on_device());
+            let found = cuda::weights(&on, &self.attention, qkv, inputs, &kept, part.as_ref())?;
             return Ok(found.unwrap_or_else(|| py.None().into_bound(py)));
         }
         let threads = threads(py, self.threads)?;
@@ -317,13 +317,13 @@ enum Request {
 
 impl Request {
     /// The same of weights on a device.
-    fn on_device(&self) -> Option<Asked> {
+    fn on_device(&self) -> Option<Part> {
         match *self {
             Request::Nothing => None,
-            Request::All => Some(Asked::All),
-            Request::Rectangle { at: (b, h), rows, cols } => Some(Asked::Rectangle { at: [b, h], rows, cols }),
+            Request::All => Some(Part::All),
+            Request::Rectangle { at: (b, h), rows, cols } => Some(Part::Rectangle { at: [b, h], rows, cols }),
             Request::Pooled { at: (b, h), size, rows, cols, pool } => {
-                Some(Asked::Pooled { at: [b, h], rows, cols, size, pool })
+                Some(Part::Pooled { at: [b, h], rows, cols, size, pool })
             }
         }
     }

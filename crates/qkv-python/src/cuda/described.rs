@@ -51,8 +51,8 @@ pub struct Found {
     pub sinks: Option<Object>,
 }
 
-/// What is asked of weights: of one head of one sequence, or of all.
-pub enum Asked {
+/// A part of the weights: of one head of one sequence, or all.
+pub enum Part {
     /// Every weight, `[B, Hq, N, M]`.
     All,
     /// A rectangle of one head.
@@ -122,8 +122,8 @@ pub fn forward<'py>(
     let mut out = Outputs::new(strided(&to_values, &tensors.q)?, float_vector(&to_lse)?);
     out.entropy = entropy.as_ref().map(|(_, to)| float_vector(to)).transpose()?;
     let ((_kept, workspace), stream) = (workspace(on, plan.forward_workspace())?, Stream(on.stream));
-    // SAFETY: the arrays are on this device, as large as they say, and stay until what was put on the stream before they
-    // are freed is done; those of the results are new.
+    // SAFETY: the arrays are on this device, as large as they say, and stay until what was put on the stream before
+    // they are freed is done; those of the results are new.
     py.detach(|| unsafe { plan.forward(&given, &out, workspace, stream) }).map_err(refused_on_cuda)?;
     Ok(Kept {
         values: on.finished(values)?.unbind(),
@@ -214,14 +214,14 @@ fn range(name: &'static str, of: &Option<(usize, usize)>, all: usize) -> PyResul
     Err(refused(qkv::Error::Value { name, found, expected }))
 }
 
-/// What is asked of the weights of a call; `None` checks that everything goes together.
+/// A part of the weights of a call; `None` checks that everything goes together.
 pub fn weights<'py>(
     on: &On<'py>,
     attention: &qkv::Attention,
     qkv: [&Bound<'py, PyAny>; 3],
     inputs: Option<&Bound<'py, PyDict>>,
     kept: &Kept,
-    asked: Option<&Asked>,
+    part: Option<&Part>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let (py, mut tensors) = (qkv[0].py(), tensors(on, qkv, inputs)?);
     tensors.seed = seed_of(kept, tensors.seed)?;
@@ -233,9 +233,9 @@ pub fn weights<'py>(
     let ([b, h, n, _], m) = (tensors.q.four()?.0, tensors.k.four()?.0[2]);
     let new = |shape: &[usize]| on.empty("weights", Dtype::F32, shape);
     let whole = |of: &Borrowed| Vector::new(of.address(), of.shape().iter().product());
-    let array = match asked {
+    let array = match part {
         None => return Ok(None),
-        Some(Asked::All) => {
+        Some(Part::All) => {
             let (array, to) = new(&[b, h, n, m])?;
             for at in 0..b * h {
                 let into = Vector::new(to.address() + (at * n * m * 4) as u64, n * m);
@@ -245,7 +245,7 @@ pub fn weights<'py>(
             }
             array
         }
-        Some(Asked::Rectangle { at, rows, cols }) => {
+        Some(Part::Rectangle { at, rows, cols }) => {
             let (rows, cols): (Range<usize>, Range<usize>) = (range("rows", rows, n)?, range("columns", cols, m)?);
             let (array, to) = new(&[rows.len(), cols.len()])?;
             // SAFETY: as in `forward`; `rectangle` checks the ranges against the plan.
@@ -253,7 +253,7 @@ pub fn weights<'py>(
                 .map_err(refused_on_cuda)?;
             array
         }
-        Some(Asked::Pooled { at, rows, cols, size, pool }) => {
+        Some(Part::Pooled { at, rows, cols, size, pool }) => {
             let (rows, cols) = (range("rows", rows, n)?, range("columns", cols, m)?);
             let (array, to) = new(size)?;
             let (_kept, space) = workspace(on, size[0].saturating_mul(cols.len()).saturating_mul(4))?;

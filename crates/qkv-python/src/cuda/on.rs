@@ -1,6 +1,6 @@
 //! [`On`]: where a call over device memory computes, and memory there for its results. The device is that of the
-//! queries, the stream the current one of their library, and memory PyTorch's for PyTorch's tensors; for all others this
-//! module's own, shared through DLPack.
+//! queries, the stream the current one of their library, and memory PyTorch's for PyTorch's tensors; for all others
+//! this module's own, shared through DLPack.
 
 use super::plans;
 use crate::array::{Array, Library};
