@@ -44,6 +44,7 @@ usage: cargo xtask COMMAND
   mechanisms      the table of every mechanism against length, docs/mechanisms.md (minutes)
   long            the table of long documents, docs/long.md (most of an hour)
   kills [N]       kills N (20) ranks of a training run at random moments, over MPI: its end has the bytes of one process
+  hashes [STEPS]  trains three recipes for 50 steps on 1, 2, 3, 4 and 8 ranks, killed and resumed: the same bytes
   fuzz [TARGET] [--seconds N]   hostile bytes for every format, N seconds (60) a target; all targets, or one";
 
 fn main() -> ExitCode {
@@ -55,6 +56,8 @@ fn main() -> ExitCode {
         ["test", "--full"] => test::steps(true),
         ["kills"] => mpich::kills(20),
         ["kills", times] if times.parse::<u32>().is_ok() => mpich::kills(times.parse().unwrap_or(20)),
+        ["hashes"] => mpich::hashes(50),
+        ["hashes", steps] if steps.parse::<u32>().is_ok() => mpich::hashes(steps.parse().unwrap_or(50)),
         ["words"] => vec![Step::check("retired words", "words", words::check)],
         ["cycles"] => vec![Step::check("circles of files", "cycles", cycles::check)],
         ["lines"] => vec![Step::check("width of lines", "lines", lines::check)],

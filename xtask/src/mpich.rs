@@ -53,9 +53,21 @@ fn find() -> Option<PathBuf> {
 const KILLS: &str = "test -p qkv-cli --test cli -- --nocapture --exact \
 models::ranks::ranks_that_are_killed_or_stopped_end_all_and_nothing_is_lost";
 
+/// The test of [`hashes`].
+const HASHES: &str = "test -p qkv-cli --test cli -- --nocapture --exact \
+models::rank_hashes::three_recipes_have_the_same_hash_on_any_number_of_ranks";
+
 /// Kills so many ranks at random moments.
 pub fn kills(times: u32) -> Vec<Step> {
-    let step = Step::cargo(format!("{times} ranks killed"), KILLS).with("QKV_RANK_KILLS", times.to_string());
+    over_mpi(Step::cargo(format!("{times} ranks killed"), KILLS).with("QKV_RANK_KILLS", times.to_string()))
+}
+
+/// Trains three recipes for so many steps on 1 to 8 ranks and compares their bytes.
+pub fn hashes(steps: u32) -> Vec<Step> {
+    over_mpi(Step::cargo("hashes of three recipes", HASHES).with("QKV_RANK_HASHES", steps.to_string()))
+}
+
+fn over_mpi(step: Step) -> Vec<Step> {
     match library() {
         Ok(None) => vec![step],
         Ok(Some(library)) => vec![step.with("QKV_MPI", library.display().to_string())],

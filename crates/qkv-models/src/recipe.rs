@@ -397,6 +397,12 @@ impl Recipe {
         if matches!(self.tokenizer, TokenizerSource::Extended { .. }) && self.model.pretrained().is_none() {
             return Err(Error::invalid("`tokenizer.special` extends the tokenizer of `model.from`, which is not set"));
         }
+        if let (TokenizerSource::File { .. }, Some(_)) = (&self.tokenizer, self.model.pretrained()) {
+            return Err(Error::invalid(
+                "`tokenizer.file` cannot be set beside `model.from`: the model has its tokenizer",
+            )
+            .with_hint("leave it out; `tokenizer.special` adds tokens"));
+        }
         self.parallel.check()?;
         self.model.check()?;
         self.search.check()
@@ -462,6 +468,7 @@ mod tests {
             ("from = 'a'\nd_model = 3", "unknown field `d_model`"),
             ("from = 'a'\ndropout = 1.0", "`model.dropout` is 1"),
             ("kind = 'gpt'\ndmodel = 3", "unknown field `dmodel`"),
+            ("from = 'a'\n[tokenizer]\nfile = 'b'", "`tokenizer.file` cannot be set beside `model.from`"),
         ] {
             assert!(from(wrong).unwrap_err().to_string().contains(said), "{wrong}");
         }

@@ -199,6 +199,11 @@ impl<T: Float> Elements<T> {
                 None => operations.clear(&array),
             }
         }
+        self.replace(operations, array);
+    }
+
+    /// Takes an array in their place.
+    pub(crate) fn replace(&mut self, operations: &Operations, array: Array) {
         self.forget_host();
         self.device = OnceLock::from(OnDevice::new(operations, array));
     }

@@ -436,8 +436,8 @@ fn initial<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<
 #[derive(Clone, Debug)]
 pub struct Gradients<T: Float> {
     sums: Vec<Elements<T>>,
-    /// The device memory of all of them, one behind the other.
-    flat: Option<Array>,
+    /// The device memory of all of them, one behind the other, and where each begins.
+    flat: Option<(Array, Vec<usize>)>,
 }
 
 /// Elements whose squares are summed together: the order of a norm does not depend on the threads.
@@ -462,18 +462,25 @@ impl<T: Float> Gradients<T> {
 
     /// The gradient of one parameter in device memory, to be added to; `None` where it is frozen.
     pub(crate) fn array(&mut self, param: Param, operations: &Operations) -> Option<Array> {
-        if self.flat.is_none() {
-            let total = self.sums.iter().map(|sum| padded(sum.len())).sum();
-            let flat = operations.empty(Kind::F32, total, "gradients");
-            let mut start = 0;
-            for sum in &mut self.sums {
-                sum.move_to(operations, flat.slice(start..start + sum.len()));
-                start += padded(sum.len());
-            }
-            self.flat = Some(flat);
-        }
+        let (flat, starts) = self.flat.get_or_insert_with(|| {
+            let mut total = 0;
+            let start = |sum: &Elements<T>| {
+                total += padded(sum.len());
+                total - padded(sum.len())
+            };
+            let starts = self.sums.iter().map(start).collect();
+            (operations.empty(Kind::F32, total, "gradients"), starts)
+        });
         let sum = &mut self.sums[param.0];
-        (!sum.is_empty()).then(|| sum.array_mut(operations, Kind::F32))
+        if sum.is_empty() {
+            return None;
+        }
+        // Not there yet, or written by the host, as sums over ranks are.
+        if !sum.is_part_of(flat) {
+            let start = starts[param.0];
+            sum.move_to(operations, flat.slice(start..start + sum.len()));
+        }
+        Some(sum.array_mut(operations, Kind::F32))
     }
 
     /// The gradient of one parameter, for writing; empty where it is frozen.
@@ -499,10 +506,10 @@ impl<T: Float> Gradients<T> {
     /// Sets all gradients to zero.
     pub fn clear(&mut self, machine: &Machine) {
         if let Some(operations) = machine.cuda() {
-            let Some(flat) = &self.flat else { return self.sums.iter_mut().for_each(Elements::clear) };
+            let Some((flat, starts)) = &self.flat else { return self.sums.iter_mut().for_each(Elements::clear) };
             operations.clear(flat);
-            for sum in &mut self.sums {
-                if sum.is_part_of(flat) { sum.forget_host() } else { sum.clear() }
+            for (sum, &start) in self.sums.iter_mut().zip(starts) {
+                sum.replace(operations, flat.slice(start..start + sum.len()));
             }
             return;
         }

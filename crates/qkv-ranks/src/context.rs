@@ -329,12 +329,12 @@ impl ContextAttention<'_> {
         let scratch = Scratch::new();
         let rows = self.queries.in_blocks(size);
         let of_rows = self.within(rows.of(rank), std::slice::from_ref(&(0..m)));
-        let mut found = of_rows.backward_with(inputs, &whole, above, &scratch, self.threads)?;
+        let mut found = of_rows.backward_with(inputs, &whole, above.only_queries(), &scratch, self.threads)?;
         let d_q = take(found.q.data(), n, rows.of(rank), of.slabs(of.hq, of.d));
         let d_q = reshard(ranks, &rows, self.queries, &d_q, of.slabs(of.hq, of.d))?;
         let columns = self.keys.in_blocks(size);
         let of_keys = self.within(std::slice::from_ref(&(0..n)), columns.of(rank));
-        let of_keys = of_keys.backward_with(inputs, &whole, above, &scratch, self.threads)?;
+        let of_keys = of_keys.backward_with(inputs, &whole, above.only_keys(), &scratch, self.threads)?;
         let back = |whole: &[T], width: usize| -> Result<Tensor<T, 4>> {
             let own = take(whole, m, columns.of(rank), of.slabs(of.hk, width));
             let own = reshard(ranks, &columns, self.keys, &own, of.slabs(of.hk, width))?;

@@ -216,12 +216,18 @@ pub struct Upstream<'a, T: Element> {
     pub log_prob: Option<&'a [T::Acc]>,
     /// Whether the gradient of a bias tensor is computed: see [`Upstream::constant_bias`].
     pub for_bias: bool,
+    /// Whether the gradient of the queries is computed: see [`Upstream::only_keys`].
+    pub for_queries: bool,
+    /// Whether the gradients of keys and values are computed: see [`Upstream::only_queries`].
+    pub for_keys: bool,
 }
 
 impl<'a, T: Element> Upstream<'a, T> {
     /// With respect to the output, `[B, Hq, N, Dv]`.
     pub fn new(d_out: impl Into<View<'a, T>>) -> Self {
-        Upstream { values: d_out.into(), lse: None, entropy: None, log_prob: None, for_bias: true }
+        let [for_bias, for_queries, for_keys] = [true; 3];
+        let (lse, entropy, log_prob) = (None, None, None);
+        Upstream { values: d_out.into(), lse, entropy, log_prob, for_bias, for_queries, for_keys }
     }
 
     /// With respect to the log-sum-exp as well, `[B, Hq, N]`.
@@ -239,6 +245,20 @@ impl<'a, T: Element> Upstream<'a, T> {
     /// With respect to the log-probability of hard attention's choice as well, `[B, Hq, N]`: the REINFORCE gradient.
     pub fn log_prob(mut self, d_log_prob: &'a [T::Acc]) -> Self {
         self.log_prob = Some(d_log_prob);
+        self
+    }
+
+    /// Leaves out the products that the gradients of keys and values alone need, two of five. What is returned for them
+    /// means nothing then.
+    pub fn only_queries(mut self) -> Self {
+        (self.for_queries, self.for_keys) = (true, false);
+        self
+    }
+
+    /// Leaves out the product that the gradient of the queries alone needs, one of five. What is returned for it means
+    /// nothing then.
+    pub fn only_keys(mut self) -> Self {
+        (self.for_queries, self.for_keys) = (false, true);
         self
     }
 

@@ -23,7 +23,9 @@ pub(super) struct Bucket {
 impl Bucket {
     /// Its elements, gathered.
     pub fn read<'a>(&self, of: impl Fn(Param) -> &'a [f32]) -> Vec<f32> {
-        self.pieces.iter().flat_map(|(param, range)| &of(*param)[range.clone()]).copied().collect()
+        let mut found = Vec::with_capacity(self.len);
+        self.pieces.iter().for_each(|(param, range)| found.extend_from_slice(&of(*param)[range.clone()]));
+        found
     }
 
     /// Adds elements of its pieces to gathered ones.

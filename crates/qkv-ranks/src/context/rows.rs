@@ -43,11 +43,14 @@ pub(super) fn place<E: Copy>(whole: &mut [E], len: usize, ranges: &[Range<usize>
 
 /// The rows of these ranges.
 pub(super) fn take<E: Copy>(whole: &[E], len: usize, ranges: &[Range<usize>], of: Slabs) -> Vec<E> {
-    let slabs = 0..of.count();
-    let rows = |slab: usize| {
-        ranges.iter().flat_map(move |range| &whole[(slab * len + range.start) * of.width..][..range.len() * of.width])
-    };
-    slabs.flat_map(rows).copied().collect()
+    let rows: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+    let mut found = Vec::with_capacity(of.count() * rows * of.width);
+    for slab in 0..of.count() {
+        for range in ranges {
+            found.extend_from_slice(&whole[(slab * len + range.start) * of.width..][..range.len() * of.width]);
+        }
+    }
+    found
 }
 
 /// The whole tensor, on every rank.
@@ -85,9 +88,13 @@ pub(super) fn reshard<E: Number>(ranks: &Ranks, from: &Shards, to: &Shards, loca
     let (before, after) = (from.rows(rank), to.rows(rank));
     let message = |other: usize| {
         let pieces = common(from.of(rank), to.of(other));
-        let rows = |slab: usize| pieces.iter().map(move |&[start, _, len]| (slab * before + start, len));
-        let parts = (0..of.count()).flat_map(rows);
-        parts.flat_map(|(row, len)| E::to_bytes(&local[row * of.width..][..len * of.width])).collect::<Vec<u8>>()
+        let mut values = Vec::new();
+        for slab in 0..of.count() {
+            for &[start, _, len] in &pieces {
+                values.extend_from_slice(&local[(slab * before + start) * of.width..][..len * of.width]);
+            }
+        }
+        E::to_bytes(&values)
     };
     let pieces: Vec<Vec<[usize; 3]>> = (0..size).map(|other| common(from.of(other), to.of(rank))).collect();
     let lens: Vec<usize> =
@@ -127,8 +134,13 @@ pub(super) fn to_heads<E: Number>(
         own.start * each..own.end * each
     };
     let message = |to: usize| {
-        let rows = (0..of.batch).flat_map(|b| heads(to).map(move |h| b * of.heads + h));
-        rows.flat_map(|at| E::to_bytes(&local[at * slab..][..slab])).collect::<Vec<u8>>()
+        // The heads of a rank are neighbours.
+        let mut values = Vec::new();
+        for b in 0..of.batch {
+            let of_rank = heads(to);
+            values.extend_from_slice(&local[(b * of.heads + of_rank.start) * slab..][..of_rank.len() * slab]);
+        }
+        E::to_bytes(&values)
     };
     let own = Slabs { heads: heads(ranks.rank()).len(), ..of };
     let lens: Vec<usize> = (0..ranks.size()).map(|from| own.bytes::<E>(shards.rows(from))).collect();

@@ -133,3 +133,45 @@ fn every_kind_of_ours_continues_and_what_does_not_fit_is_refused() {
     folder.put("bad.toml", recipe("tags = 'sentences'\ndev = 'sentences'", "from = 'gpt'", 1, "f1").as_bytes());
     folder.qkv("train bad.toml --out x").fails(&["a gpt cannot learn to read labels"]);
 }
+
+#[test]
+fn an_encoder_learns_answers_and_a_vit_other_classes() {
+    let folder = based();
+    let questions: Vec<String> = (0..24)
+        .map(|at| {
+            let place = ["Oslo", "Rome", "Bern", "Kyiv"][at % 4];
+            let context = format!("In year {at} Ada flew to {place} in the rain");
+            let start = context.find(place).unwrap();
+            format!(
+                r#"{{"context":"{context}","qas":[{{"id":"{at}","question":"Where did Ada fly?","answers":[{{"text":"{place}","answer_start":{start}}}]}}]}}"#
+            )
+        })
+        .collect();
+    let file = format!(r#"{{"version":"1.1","data":[{{"title":"t","paragraphs":[{}]}}]}}"#, questions.join(","));
+    folder.put("questions", file.as_bytes());
+    let answers = recipe("answers = 'questions'\ndev = 'questions'", "from = 'base'", 150, "f1");
+    folder.put("answers.toml", answers.replace("longest = 24", "longest = 40").as_bytes());
+    let said = folder.qkv("train answers.toml --dry-run").quietly();
+    assert!(said.contains("37 tensors used") && said.contains("2 added: qa_outputs.weight, qa_outputs.bias"), "{said}");
+    let log = folder.qkv("train answers.toml --out answers --log-format plain --threads 2");
+    assert!(log.err.contains("exact match 100.00 %"), "{}", log.err);
+    log.well();
+    let scores = &json(&folder.qkv("eval --model answers questions --json").quietly())[0];
+    assert_eq!(scores["f1"].as_f64(), Some(100.0), "{scores}");
+
+    // A vision Transformer with the classes of another task.
+    let (images, _) = crate::models::images::trained();
+    let three = crate::models::images::RECIPE
+        .replace("names = ['left', 'right']", "names = ['left', 'right', 'none']")
+        .replace("steps = 60", "steps = 40");
+    let (start, end) = (three.find("[model]").unwrap(), three.find("[train]").unwrap());
+    let three = format!("{}[model]\nfrom = 'm'\n{}", &three[..start], &three[end..]);
+    images.put("three.toml", three.as_bytes());
+    let said = images.qkv("train three.toml --dry-run").quietly();
+    assert!(said.contains("2 added: classifier.weight, classifier.bias"), "{said}");
+    let log = images.qkv("train three.toml --out three --log-format plain --threads 2");
+    assert!(log.err.contains("accuracy 100.00 %"), "{}", log.err);
+    log.well();
+    let told = json(&images.qkv("classify --model three --image left.png --json").quietly());
+    assert_eq!(told[0]["probabilities"].as_object().map(|all| all.len()), Some(3), "{told:?}");
+}

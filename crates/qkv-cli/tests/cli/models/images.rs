@@ -4,7 +4,7 @@
 use crate::models::program::{Folder, json};
 use png::{BitDepth, ColorType, Encoder};
 
-const RECIPE: &str = "name = 'tiny'
+pub const RECIPE: &str = "name = 'tiny'
 [data]
 images = 'images.idx'
 labels = 'labels.idx'

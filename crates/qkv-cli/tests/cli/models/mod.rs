@@ -11,6 +11,7 @@ mod labels;
 mod lora;
 mod pictures;
 pub mod program;
+mod rank_hashes;
 pub mod ranks;
 mod resume;
 mod show;

@@ -118,7 +118,7 @@ fn without_mpi_the_error_says_how_to_get_it() {
 }
 
 /// The processes of a run's ranks: those whose command line names its folder.
-fn ranks_of(run: &str) -> Vec<u32> {
+pub fn ranks_of(run: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let is_rank = |pid: &u32| {
@@ -130,12 +130,12 @@ fn ranks_of(run: &str) -> Vec<u32> {
     pids.filter(is_rank).collect()
 }
 
-fn signal(name: &str, pid: u32) {
+pub fn signal(name: &str, pid: u32) {
     let _ = Command::new("kill").args([name, &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
 /// Waits for a job that ends by itself.
-fn ends(job: &mut Child, within: Duration) -> bool {
+pub fn ends(job: &mut Child, within: Duration) -> bool {
     let start = Instant::now();
     while start.elapsed() < within {
         if job.try_wait().unwrap().is_some() {

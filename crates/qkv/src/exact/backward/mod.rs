@@ -63,6 +63,7 @@ pub(crate) fn backward<T: Element>(
         values: Operand::Input(inputs.v),
         out,
         log_prob: upstream.log_prob.unwrap_or_default(),
+        wanted: Wanted { queries: upstream.for_queries, keys: upstream.for_keys },
         rows: &rows,
         scratch,
         threads,
@@ -152,6 +153,14 @@ impl<A: Real> QueryGradients<'_, '_, A> {
     }
 }
 
+/// Which gradients are wanted.
+#[derive(Clone, Copy)]
+struct Wanted {
+    queries: bool,
+    /// Of keys and values.
+    keys: bool,
+}
+
 /// The operands that all pieces share.
 struct BackwardPass<'a, T: Element> {
     pub ops: TileOps<'a, T>,
@@ -160,6 +169,7 @@ struct BackwardPass<'a, T: Element> {
     pub values: Operand<'a, T>,
     pub out: OutputRef<'a, T>,
     pub log_prob: &'a [T::Acc],
+    pub wanted: Wanted,
     pub rows: &'a RowTerms<'a, T>,
     pub scratch: &'a Scratch<T::Acc>,
     pub threads: usize,

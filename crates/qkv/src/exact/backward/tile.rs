@@ -162,7 +162,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         let plain = only_scaled && !ops.modulates() && self.rows.entropy.is_empty();
         let rounds = ops.arithmetic == Arithmetic::Bf16 && plain && queries.finite && upstream.finite;
         // Consecutive fully visible tiles are added to keys and values together.
-        let defers = rounds && !worker.mask.is_partial();
+        let defers = rounds && !worker.mask.is_partial() && self.wanted.keys;
         if !defers || queries.first == 0 || worker.deferred.tile + 1 != step.query_tile {
             self.flush_deferred(&tile.keys, (b, h), blocks, worker);
         }
@@ -179,7 +179,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         } else {
             self.compute_in_passes(&tile, only_scaled, worker, sums, bias);
         }
-        if ops.pairwise().is_none() {
+        if ops.pairwise().is_none() && self.wanted.queries {
             let BackwardWorker { gemm, mask, grads, key_rows, .. } = worker;
             let keys = &tile.keys;
             let of = PackedRows { rows: key_rows, finite: keys_finite, from: self.keys, b, h: step.key_head, keys };
@@ -363,6 +363,9 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         which: KeySide,
         worker: &mut BackwardWorker<'_, T::Acc>,
     ) {
+        if !self.wanted.keys {
+            return;
+        }
         let BackwardWorker { gemm, mask, scores, grads, by_key: [weights_by_key, grads_by_key], .. } = worker;
         let (from, to) = match which {
             KeySide::Values => (scores, weights_by_key),
@@ -384,6 +387,9 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         which: KeySide,
         worker: &mut BackwardWorker<'_, T::Acc>,
     ) {
+        if !self.wanted.keys {
+            return;
+        }
         let BackwardWorker { gemm, rows, mask, scores, grads, by_key: [weights_by_key, grads_by_key], .. } = worker;
         let (from, packed, of, to) = match which {
             KeySide::Values => {
