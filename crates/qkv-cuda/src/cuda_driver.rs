@@ -21,7 +21,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The most arguments a kernel takes.
-const MAX_ARGUMENTS: usize = 14;
+const MAX_ARGUMENTS: usize = 16;
 
 /// A GPU of this machine.
 #[derive(Debug)]

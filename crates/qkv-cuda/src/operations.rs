@@ -37,7 +37,7 @@ mod training;
 pub use additive::AdditiveCall;
 pub use array::{Array, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
-pub use decoding::{DecodeBatch, NO_TOKEN};
+pub use decoding::{DecodeBatch, FewRowsProduct, NO_TOKEN};
 pub use graph::Graph;
 pub use images::ImageWindows;
 pub use launch::DropoutKey;

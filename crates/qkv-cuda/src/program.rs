@@ -369,7 +369,6 @@ const OPERATIONS: &[&str] = &[
     "scatter_rows",
     "scatter_same",
     "copy_columns",
-    "rotate_at",
     "append_at",
     "next_token",
     "few_rows_1",

@@ -298,7 +298,7 @@ impl Gpt {
     /// Empty caches for sequences whose positions a device counts.
     pub fn start_counted<T: Float>(&self, operations: &Operations, batch: DecodeBatch) -> CountedState<T> {
         let caches = self.layers.iter().map(|layer| [Some(layer.counted_cache(operations, &batch)), None]).collect();
-        let angles = self.rotary.map(|(width, base)| Angles::counted(width, base, operations, &batch));
+        let angles = self.rotary.map(|(width, base)| Angles::counted(width, base, operations, batch.room()));
         CountedState { batch, caches, angles }
     }
 

@@ -76,6 +76,13 @@ impl Default for Sampling {
     }
 }
 
+impl Sampling {
+    /// The weight of a token whose logit is `difference` above the highest one: its probability over that one's.
+    fn weight(&self, difference: f32) -> f64 {
+        (f64::from(difference) / self.temperature).exp()
+    }
+}
+
 /// A finished hypothesis of the search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hypothesis {

@@ -3,6 +3,7 @@
 
 use crate::isa::Isa;
 use crate::pass::{self, Pass, Smooth};
+use std::cmp::Ordering;
 
 /// Lanes of every reduction, so that a result has the same bits on every instruction set.
 const LANES: usize = 16;
@@ -32,6 +33,9 @@ pub fn all_finite(isa: Isa, row: &[f32]) -> bool {
 /// assert_eq!(top(Isa::best(), &[1.0, 3.0, 2.0, 3.0], 3), [(1, 3.0), (3, 3.0), (2, 2.0)]);
 /// ```
 pub fn top(isa: Isa, row: &[f32], count: usize) -> Vec<(u32, f32)> {
+    if count > MAX_INSERTED {
+        return sorted(row, count);
+    }
     let mut best = Vec::with_capacity(count.min(row.len()) + 1);
     if count > 0 {
         pass::run(isa, Top { row, count, best: &mut best });
@@ -146,6 +150,22 @@ impl Pass for Top<'_> {
     }
 }
 
+/// The most logits that are kept in order one by one: every insertion moves the lower ones.
+const MAX_INSERTED: usize = 128;
+
+/// The same for many: selected, then sorted.
+fn sorted(row: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let taken = row.iter().enumerate().filter(|&(_, &logit)| logit > f32::NEG_INFINITY);
+    let mut best: Vec<(u32, f32)> = taken.map(|(x, &logit)| (x as u32, logit)).collect();
+    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0));
+    if count < best.len() {
+        best.select_nth_unstable_by(count, order);
+        best.truncate(count);
+    }
+    best.sort_unstable_by(order);
+    best
+}
+
 /// Inserts behind those that are as high, and drops the lowest of more than `count`.
 fn insert(best: &mut Vec<(u32, f32)>, count: usize, found: (u32, f32)) {
     if best.len() == count {
@@ -165,10 +185,15 @@ mod tests {
         let mut expected: Vec<(u32, f32)> = row.iter().enumerate().map(|(x, &s)| (x as u32, s)).collect();
         expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         for isa in Isa::available() {
-            for count in [0, 1, 7, 100, 1000, 2000] {
+            for count in [0, 1, 7, MAX_INSERTED, MAX_INSERTED + 1, 1000, 2000] {
                 assert_eq!(top(isa, &row, count), expected[..count.min(1000)], "{isa} {count}");
             }
-            assert_eq!(top(isa, &[f32::NEG_INFINITY, 1.0, f32::NAN], 5), [(1, 1.0)]);
+            for count in [5, 500] {
+                assert_eq!(
+                    top(isa, &[f32::NEG_INFINITY, 1.0, f32::NAN, -0.0, 0.0], count),
+                    [(1, 1.0), (3, 0.0), (4, 0.0)]
+                );
+            }
             assert_eq!(top(isa, &[], 5), []);
         }
     }

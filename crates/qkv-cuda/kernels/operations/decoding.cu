@@ -1,28 +1,35 @@
 // Decoding where the device counts: the position of each sequence is in device memory, so that a step is the same
 // launches for every token and can be recorded as one graph.
 
-// Rotates the pairs (x[i], x[i + half]) of each head of row b by the angles of positions[b].
-extern "C" __global__ void rotate_at(T* x, const float* cosines, const float* sines, const u32* positions, u32 rows,
-                                     u32 heads, u32 half) {
-    FOR_EACH(rows * heads * half) {
-        u32 i = at % half, head = at / half % heads, row = at / half / heads, angle = positions[row] * half + i;
-        T* first = x + (u64(row) * heads + head) * 2 * half + i;
-        float a = widen(first[0]), b = widen(first[half]);
-        float c = cosines[angle], s = sines[angle];
-        first[0] = narrow(a * c - b * s);
-        first[half] = narrow(b * c + a * s);
-    }
+// Turns the pair (x[i], x[i + half]) of a head by an angle.
+__device__ __forceinline__ void turn(const T* from, T* to, u32 half, float cosine, float sine) {
+    float a = widen(from[0]), b = widen(from[half]);
+    to[0] = narrow(a * cosine - b * sine);
+    to[half] = narrow(b * cosine + a * sine);
 }
 
-// keys[b, positions[b]] = k[b] and values[b, positions[b]] = v[b], in caches with room for as many tokens.
-extern "C" __global__ void append_at(const T* k, const T* v, T* keys, T* values, const u32* positions, u32 rows,
-                                     u32 room, u32 k_width, u32 v_width) {
-    u32 both = k_width + v_width;
-    FOR_EACH(rows * both) {
-        u32 row = at / both, col = at % both;
-        u64 to = u64(row) * room + positions[row];
-        if (col < k_width) keys[to * k_width + col] = k[u64(row) * k_width + col];
-        else values[to * v_width + col - k_width] = v[u64(row) * v_width + col - k_width];
+// The new token of each sequence: the pairs (x[i], x[i + half]) of the heads of q and k turned by the angles of
+// positions[b], unless half is 0, then keys[b, positions[b]] = k[b] and values[b, positions[b]] = v[b]. Caches have room
+// for as many tokens.
+extern "C" __global__ void append_at(T* q, const T* k, const T* v, T* keys, T* values, const float* cosines,
+                                     const float* sines, const u32* positions, u32 rows, u32 room, u32 half,
+                                     u32 q_width, u32 k_width, u32 v_width) {
+    u32 q_items = half ? q_width / 2 : 0, k_items = half ? k_width / 2 : k_width, all = q_items + k_items + v_width;
+    FOR_EACH(rows * all) {
+        u32 row = at / all, item = at % all, position = positions[row];
+        u64 to = u64(row) * room + position;
+        if (item >= q_items + k_items) {
+            u32 col = item - q_items - k_items;
+            values[to * v_width + col] = v[u64(row) * v_width + col];
+        } else if (half == 0) {
+            keys[to * k_width + item] = k[u64(row) * k_width + item];
+        } else {
+            u32 pair = item < q_items ? item : item - q_items, i = pair % half, col = pair / half * 2 * half + i;
+            float c = cosines[position * half + i], s = sines[position * half + i];
+            T* query = q + u64(row) * q_width + col;
+            if (item < q_items) turn(query, query, half, c, s);
+            else turn(k + u64(row) * k_width + col, keys + to * k_width + col, half, c, s);
+        }
     }
 }
 
@@ -71,38 +78,80 @@ extern "C" __global__ void next_token(const T* logits, u32* ids, u32* positions,
     lengths[blockIdx.x] = int(position) + 1;
 }
 
-// y[r, o] = Σᵢ x[r, i] · w[o, i] + bias[o] for at most ROWS rows: a warp an output, each weight read once. The order of
-// a row's sum does not depend on the other rows.
+// Elements of x in shared memory.
+#define STAGED 8192
+
+// sums[r] += Σ x[r, col + i] · w[i] for eight columns.
 template <int ROWS>
-__device__ __forceinline__ void few_rows(const T* x, const T* w, const T* bias, T* y, u32 rows, int inner,
-                                         int outputs) {
-    int lane = threadIdx.x % 32, output = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (output >= outputs) return;
-    const T* weights = w + u64(output) * inner;
-    float sums[ROWS] = {};
-    for (int col = lane * EIGHT; col < inner; col += 32 * EIGHT) {
-        float a[EIGHT], b[EIGHT];
-        load_eight(weights, col, inner, a);
-#pragma unroll
-        for (int row = 0; row < ROWS; row++) {
-            if (row >= int(rows)) continue;
-            load_eight(x + u64(row) * inner, col, inner, b);
-#pragma unroll
-            for (int at = 0; at < EIGHT; at++) sums[row] = fmaf(a[at], b[at], sums[row]);
-        }
-    }
+__device__ __forceinline__ void add_products(const Eight& w, const T* x, int col, int width, float (&sums)[ROWS]) {
+    float a[EIGHT], b[EIGHT];
+    widen_eight(w, a);
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
-        float sum = warp_sum(sums[row]);
-        if (lane == 0 && row < int(rows))
-            y[u64(row) * outputs + output] = narrow(sum + (bias ? widen(bias[output]) : 0.0f));
+        load_eight(x + row * width, col, EIGHT, b);
+#pragma unroll
+        for (int at = 0; at < EIGHT; at++) sums[row] = fmaf(a[at], b[at], sums[row]);
     }
 }
 
-#define FEW_ROWS(ROWS)                                                                                            \
-    extern "C" __global__ void few_rows_##ROWS(const T* x, const T* w, const T* bias, T* y, u32 rows, int inner, \
-                                               int outputs) {                                                     \
-        few_rows<ROWS>(x, w, bias, y, rows, inner, outputs);                                                      \
+// y[r, o] = Σᵢ x[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output, each weight
+// read once, x by way of shared memory. The order of a row's sum depends neither on the other rows nor on ROWS.
+template <int ROWS>
+__device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], const T* const (&bias)[3], T* const (&y)[3],
+                                         u32 rows, int inner, const int (&outputs)[3]) {
+    constexpr int TILE = STAGED / ROWS, STEP = 32 * EIGHT;
+    __shared__ Words staged[STAGED * sizeof(T) / 16];
+    const T* tile = (const T*)staged;
+    int first = threadIdx.x % 32 * EIGHT, output = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, which = 0;
+    if (output >= outputs[0]) output -= outputs[0], which = 1;
+    if (which == 1 && output >= outputs[1]) output -= outputs[1], which = 2;
+    int across = which == 0 ? outputs[0] : which == 1 ? outputs[1] : outputs[2];
+    bool is_there = output < across;
+    const T* weights = (which == 0 ? w[0] : which == 1 ? w[1] : w[2]) + u64(is_there ? output : 0) * inner;
+    const T* added = which == 0 ? bias[0] : which == 1 ? bias[1] : bias[2];
+    T* to = which == 0 ? y[0] : which == 1 ? y[1] : y[2];
+    // The first weights are on their way while x is staged.
+    Eight early[2] = {};
+#pragma unroll
+    for (int part = 0; part < 2; part++)
+        if (is_there && first + part * STEP < inner) early[part] = *(const Eight*)(weights + first + part * STEP);
+    float sums[ROWS] = {};
+    for (int base = 0; base < inner; base += TILE) {
+        int width = inner - base < TILE ? inner - base : TILE;
+        __syncthreads();
+        for (int at = threadIdx.x * EIGHT; at < ROWS * width; at += blockDim.x * EIGHT) {
+            int row = at / width, col = at % width;
+            Eight from = {};
+            if (row < int(rows)) from = *(const Eight*)(x + u64(row) * inner + base + col);
+            *(Eight*)(tile + at) = from;
+        }
+        __syncthreads();
+        if (!is_there) continue;
+        int col = first;
+        if (base == 0) {
+#pragma unroll
+            for (int part = 0; part < 2; part++, col += STEP)
+                if (col < width) add_products(early[part], tile, col, width, sums);
+        }
+        for (; col < width; col += STEP) {
+            Eight there = *(const Eight*)(weights + base + col);
+            add_products(there, tile, col, width, sums);
+        }
+    }
+    if (!is_there) return;
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        float sum = warp_sum(sums[row]);
+        if (first == 0 && row < int(rows))
+            to[u64(row) * across + output] = narrow(sum + (added ? widen(added[output]) : 0.0f));
+    }
+}
+
+#define FEW_ROWS(ROWS)                                                                                           \
+    extern "C" __global__ void few_rows_##ROWS(const T* x, const T* w0, const T* w1, const T* w2, const T* b0,   \
+                                               const T* b1, const T* b2, T* y0, T* y1, T* y2, u32 rows, int inner, \
+                                               int o0, int o1, int o2) {                                         \
+        few_rows<ROWS>(x, {w0, w1, w2}, {b0, b1, b2}, {y0, y1, y2}, rows, inner, {o0, o1, o2});                  \
     }
 
 FEW_ROWS(1)

@@ -57,6 +57,19 @@ impl DecodeBatch {
 /// What [`Operations::next_token`] chooses where a logit is not finite.
 pub const NO_TOKEN: u32 = u32::MAX;
 
+/// One matrix of [`few_rows`](Operations::few_rows).
+#[derive(Clone, Copy, Debug)]
+pub struct FewRowsProduct<'a> {
+    /// `[outputs, inner]`.
+    pub w: &'a Array,
+    /// `[outputs]`.
+    pub bias: Option<&'a Array>,
+    /// Where the product goes, `[rows, outputs]`.
+    pub y: &'a Array,
+    /// Rows of the matrix.
+    pub outputs: usize,
+}
+
 /// The most rows of [`few_rows`](Operations::few_rows).
 const FEW_ROWS: usize = 8;
 
@@ -81,34 +94,32 @@ impl Operations {
         self.write(&batch.lengths, &positions.iter().map(|&at| at as i32 + 1).collect::<Vec<_>>());
     }
 
-    /// Rotates the heads of `x [B, heads · 2 · half]` by the angles of each sequence's position, of tables
-    /// `[room, half]`.
+    /// Writes the keys and values of each sequence's new token, `[B, width]` each, into caches `[B, room, width]`. With
+    /// angles, tables of cosines and sines `[room, half]`, the heads of keys are turned by those of the position before,
+    /// and those of the queries too, in place.
     ///
     /// # Panics
     /// Where an array is too short.
-    pub fn rotate_at(&self, x: &Array, angles: [&Array; 2], heads: usize, batch: &DecodeBatch) {
-        let (rows, half) = (batch.len(), angles[0].len() / batch.room.max(1));
-        let [cosines, sines] = angles.map(|table| table.expect(Kind::F32, batch.room * half));
-        let x = x.expect(self.activation_kind(), rows * heads * 2 * half);
-        let pointers = [x, cosines, sines, batch.positions.ptr()];
-        let grid = [self.blocks(rows * heads * half), 1];
-        let numbers = [rows, heads, half].map(count);
-        // SAFETY: `rotate_at(T*, const float* × 2, const u32*, u32 × 3)`; positions are within the room.
-        unsafe { self.launch("rotate_at", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
-    }
-
-    /// Writes the keys and values of each sequence's new token, `[B, width]` each, into caches `[B, room, width]`.
-    ///
-    /// # Panics
-    /// Where an array is too short.
-    pub fn append_at(&self, [k, v]: [&Array; 2], caches: [&Array; 2], batch: &DecodeBatch) {
+    pub fn append_at(
+        &self,
+        [q, k, v]: [&Array; 3],
+        caches: [&Array; 2],
+        angles: Option<[&Array; 2]>,
+        batch: &DecodeBatch,
+    ) {
         let (kind, rows) = (self.activation_kind(), batch.len());
-        let widths = [k, v].map(|new| new.len() / rows.max(1));
-        let [keys, values] = [0, 1].map(|at| caches[at].expect(kind, rows * batch.room * widths[at]));
-        let pointers = [k.expect(kind, 0), v.expect(kind, 0), keys, values, batch.positions.ptr()];
-        let grid = [self.blocks(rows * (widths[0] + widths[1])), 1];
-        let numbers = [rows, batch.room, widths[0], widths[1]].map(count);
-        // SAFETY: `append_at(const T* × 2, T* × 2, const u32*, u32 × 4)`; positions are within the room.
+        let [q_width, k_width, v_width] = [q, k, v].map(|new| new.len() / rows.max(1));
+        let half = angles.map_or(0, |[cosines, _]| cosines.len() / batch.room.max(1));
+        assert!(half == 0 || q_width % (2 * half) == 0 && k_width % (2 * half) == 0, "whole heads");
+        let [cosines, sines] = angles.map_or([0; 2], |of| of.map(|table| table.expect(Kind::F32, batch.room * half)));
+        let keys = caches[0].expect(kind, rows * batch.room * k_width);
+        let values = caches[1].expect(kind, rows * batch.room * v_width);
+        let [q, k, v] = [q, k, v].map(|new| new.expect(kind, 0));
+        let pointers = [q, k, v, keys, values, cosines, sines, batch.positions.ptr()];
+        let grid = [self.blocks(rows * (q_width + k_width + v_width)), 1];
+        let numbers = [rows, batch.room, half, q_width, k_width, v_width].map(count);
+        // SAFETY: `append_at(T*, const T* × 2, T* × 2, const float* × 2, const u32*, u32 × 6)`; positions are within the
+        // room.
         unsafe { self.launch("append_at", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
     }
 
@@ -127,37 +138,36 @@ impl Operations {
         unsafe { self.launch("next_token", [batch.len(), 1], &arguments) };
     }
 
-    /// `y = x · Wᵀ + bias` for at most eight rows; `false`, and nothing is done, where there are more, or where rows do
-    /// not begin at 16 bytes. The bits of a row do not depend on the others.
-    pub(super) fn few_rows(
-        &self,
-        y: &Array,
-        x: &Array,
-        w: &Array,
-        bias: Option<&Array>,
-        [rows, outputs, inner]: [usize; 3],
-    ) -> bool {
-        let kind = self.activation_kind();
-        let aligned = |array: &Array| array.ptr().is_multiple_of(16);
-        let of_kind = [y, x, w].iter().all(|array| array.kind() == kind);
-        if rows > FEW_ROWS || !inner.is_multiple_of(8) || !of_kind || !aligned(x) || !aligned(w) {
+    /// `y = x · Wᵀ + bias` with up to three matrices, for at most eight rows, as one launch; `false`, and nothing is done,
+    /// where there are more, or where rows do not begin at 16 bytes. The bits of a row do not depend on the others.
+    ///
+    /// # Panics
+    /// Where there are more matrices, or an array is too short.
+    pub fn few_rows(&self, x: &Array, rows: usize, products: &[FewRowsProduct<'_>]) -> bool {
+        let (kind, inner) = (self.activation_kind(), x.len() / rows.max(1));
+        let aligned = |array: &Array| array.ptr().is_multiple_of(16) && array.kind() == kind;
+        let fits = products.iter().all(|product| aligned(product.w) && product.y.kind() == kind);
+        if rows > FEW_ROWS || !inner.is_multiple_of(8) || !aligned(x) || !fits {
             return false;
         }
+        assert!(products.len() <= 3, "three matrices at most");
         let name = match rows {
             0..=1 => "few_rows_1",
             2 => "few_rows_2",
             3..=4 => "few_rows_4",
             _ => "few_rows_8",
         };
-        let pointers = [
-            x.expect(kind, rows * inner),
-            w.expect(kind, outputs * inner),
-            bias.map_or(0, |bias| bias.expect(kind, outputs)),
-            y.expect(kind, rows * outputs),
-        ];
-        let grid = [if rows == 0 { 0 } else { outputs.div_ceil(8) }, 1];
-        let arguments = [&pointers.map(Ptr)[..], &[rows, inner, outputs].map(count)].concat();
-        // SAFETY: `few_rows_N(const T* × 3, T*, u32, int, int)` with a warp of eight for each output.
+        let of = |at: usize, get: &dyn Fn(&FewRowsProduct<'_>) -> u64| products.get(at).map_or(0, get);
+        let outputs = [0, 1, 2].map(|at| of(at, &|product| product.outputs as u64) as usize);
+        let w = [0, 1, 2].map(|at| of(at, &|product| product.w.expect(kind, product.outputs * inner)));
+        let bias = |product: &FewRowsProduct<'_>| product.bias.map_or(0, |bias| bias.expect(kind, product.outputs));
+        let bias = [0, 1, 2].map(|at| of(at, &bias));
+        let y = [0, 1, 2].map(|at| of(at, &|product| product.y.expect(kind, rows * product.outputs)));
+        let pointers = [&[x.expect(kind, rows * inner)][..], &w, &bias, &y].concat();
+        let numbers = [&[rows, inner][..], &outputs].concat();
+        let grid = [if rows == 0 { 0 } else { outputs.iter().sum::<usize>().div_ceil(8) }, 1];
+        let arguments: Vec<Argument> = pointers.into_iter().map(Ptr).chain(numbers.into_iter().map(count)).collect();
+        // SAFETY: `few_rows_N(const T* × 7, T* × 3, u32, int × 4)`, a warp of eight for each output.
         unsafe { self.launch(name, grid, &arguments) };
         true
     }

@@ -1,7 +1,7 @@
 //! Products, activations, norms, gates and recurrence: the layers of models, forward and backward.
 
 use super::launch::{Argument, DropoutArgument, DropoutKey, count};
-use super::{Array, Kind, Operations};
+use super::{Array, FewRowsProduct, Kind, Operations};
 use crate::matmul::{Epilogue, Matmul, MatmulOperand, MatmulPointers};
 use crate::memory::Dtype;
 use Argument::{F32, Ptr, U32};
@@ -119,7 +119,9 @@ impl Operations {
     /// # Panics
     /// Where an array is too short.
     pub fn linear(&self, y: &Array, x: &Array, w: &Array, bias: Option<&Array>, sizes: [usize; 3]) {
-        if !self.few_rows(y, x, w, bias, sizes) {
+        let [rows, outputs, inner] = sizes;
+        let few = x.len() == rows * inner && self.few_rows(x, rows, &[FewRowsProduct { w, bias, y, outputs }]);
+        if !few {
             self.matmul(y, sizes[1], Factor::new(x), Factor::transposed(w), sizes, false, bias, None);
         }
     }

@@ -29,13 +29,39 @@ pub(crate) fn forbid_repeats(scores: &mut [f32], generated: &[u32], length: usiz
     }
 }
 
+/// Tokens that are sorted at first where any could be drawn.
+const FIRST_SORTED: usize = 64;
+
+/// The likeliest tokens, best first, of which one is drawn, and the sum of all weights among which top-p cuts: of
+/// top-k tokens, or of all, and then as many as top-p keeps at least. A peaked distribution needs no sorting of the
+/// whole vocabulary.
+fn likeliest(scores: &[f32], sampling: &Sampling) -> (Vec<(u32, f32)>, f64) {
+    let isa = Isa::best();
+    let mass = |kept: &[(u32, f32)]| -> f64 {
+        kept.first().map_or(0.0, |&(_, highest)| kept.iter().map(|&(_, x)| sampling.weight(x - highest)).sum())
+    };
+    if sampling.top_k > 0 {
+        let kept = top(isa, scores, sampling.top_k.min(scores.len()));
+        let total = mass(&kept);
+        return (kept, total);
+    }
+    let highest = top(isa, scores, 1).first().map_or(0.0, |&(_, highest)| highest);
+    let total = scores.iter().filter(|x| **x > f32::NEG_INFINITY).map(|&x| sampling.weight(x - highest)).sum();
+    let mut count = FIRST_SORTED;
+    loop {
+        let kept = top(isa, scores, count);
+        if kept.len() < count || mass(&kept) >= sampling.top_p * total {
+            return (kept, total);
+        }
+        count *= 16;
+    }
+}
+
 /// Samples a token; `place` selects the random number: source, prefix and position.
 pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Option<u32> {
-    let count = if sampling.top_k == 0 { scores.len() } else { sampling.top_k.min(scores.len()) };
-    let mut kept = top(Isa::best(), scores, count);
+    let (mut kept, total) = likeliest(scores, sampling);
     let highest = kept.first()?.1;
-    let weight = |score: f32| (f64::from(score - highest) / sampling.temperature).exp();
-    let total: f64 = kept.iter().map(|&(_, score)| weight(score)).sum();
+    let weight = |score: f32| sampling.weight(score - highest);
     let mut mass = 0.0;
     let enough = kept.iter().position(|&(_, score)| {
         mass += weight(score);
@@ -67,6 +93,23 @@ mod tests {
         let mut scores = vec![0.0; 5];
         forbid_repeats(&mut scores, &[4, 2], 1);
         assert_eq!(scores.iter().filter(|x| x.is_finite()).count(), 3);
+    }
+
+    #[test]
+    fn as_many_tokens_are_sorted_as_top_p_keeps() {
+        // Flat and peaked: all of the vocabulary, or a few of it.
+        for (spread, most) in [(0.01, 5000), (8.0, FIRST_SORTED)] {
+            let scores: Vec<f32> = (0..5000).map(|x| ((x * 7919) % 5000) as f32 / 5000.0 * spread * 10.0).collect();
+            let sampling = Sampling { top_p: 0.9, ..Sampling::default() };
+            let (kept, total) = likeliest(&scores, &sampling);
+            assert!(kept.len() <= most, "{} of {most}", kept.len());
+            assert_eq!(kept[..], top(Isa::best(), &scores, 5000)[..kept.len()]);
+            let highest = kept[0].1;
+            let expected: f64 = scores.iter().map(|x| f64::from(x - highest).exp()).sum();
+            assert!((total - expected).abs() < 1e-9 * expected);
+            let mass: f64 = kept.iter().map(|(_, x)| f64::from(x - highest).exp()).sum();
+            assert!(mass >= 0.9 * expected);
+        }
     }
 
     #[test]

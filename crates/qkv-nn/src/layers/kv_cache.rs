@@ -5,6 +5,7 @@
 
 use crate::float::Float;
 use crate::heads::{Heads, head_strides};
+use crate::ops::rotary::Angles;
 use crate::tensor::Tensor;
 use qkv::{Pages, Source, View};
 use qkv_cuda::operations::{Array, DecodeBatch, Kind, Operations};
@@ -121,11 +122,6 @@ impl<T: Float> KvCache<T> {
     /// Where the shapes differ, or the cache is too large.
     pub fn append(&mut self, k: &Tensor<T>, v: &Tensor<T>) -> qkv::Result<()> {
         let new = self.check(k, v)?;
-        if let Some(DeviceRows { operations, arrays: [keys, values], batch: Some(batch), .. }) = &self.device {
-            let (k, v) = (k.array(operations), v.array(operations));
-            operations.append_at([&k, &v], [keys, values], batch);
-            return Ok(());
-        }
         if let Some(operations) = k.operations().filter(|_| self.pages == 0) {
             self.append_on_device(operations, [k, v], new);
             return Ok(());
@@ -145,6 +141,30 @@ impl<T: Float> KvCache<T> {
         self.rows[1].extend_from_slice(v.data());
         (self.pages, self.length) = (pages, self.length + new);
         Ok(())
+    }
+
+    /// Appends to a [counted](KvCache::counted) cache the keys and values of the next token of each sequence, `[B, 1,
+    /// Hk·D]`, turned by the angles of its position, and turns the queries, which it returns; `None`, and nothing is
+    /// done, where this is another cache.
+    ///
+    /// # Errors
+    /// Where the shapes differ.
+    pub(crate) fn append_counted(
+        &mut self,
+        q: &Tensor<T>,
+        k: &Tensor<T>,
+        v: &Tensor<T>,
+        angles: Option<&Angles<T>>,
+    ) -> qkv::Result<Option<Tensor<T>>> {
+        let Some(DeviceRows { operations, arrays: [keys, values], batch: Some(batch), .. }) = &self.device else {
+            return Ok(None);
+        };
+        self.check(k, v)?;
+        let mut q = q.clone();
+        let new = [&q.array_mut(operations), &k.array(operations), &v.array(operations)].map(Clone::clone);
+        let tables = angles.and_then(Angles::on_device).map(|[cosines, sines]| [cosines, sines]);
+        operations.append_at(new.each_ref(), [keys, values], tables, batch);
+        Ok(Some(q))
     }
 
     /// Fills an empty cache with a memory that does not grow: sequences that [`select`](KvCache::select) repeats share

@@ -215,6 +215,10 @@ impl MultiHead {
     ) -> qkv::Result<Var<T>> {
         let start = cache.len();
         let [q, k, v] = tape.linear_together(x, [self.q, self.k, self.v].map(|linear| (linear.weight, linear.bias)));
+        if let Some(q) = cache.append_counted(q.value(), k.value(), v.value(), angles)? {
+            let attended = tape.attend_cached(&tape.constant(q), cache, &self.options())?;
+            return Ok(self.out.forward(tape, &attended));
+        }
         let [q, k] = [q, k].map(|y| rotated(tape, y, angles));
         cache.append(k.value(), v.value())?;
         // A prompt into an empty cache is a full forward pass, in tiles.

@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{Factor, Operations};
+use qkv_cuda::operations::{Factor, FewRowsProduct, Operations};
 use qkv_simd::matmul::Operand;
 use std::sync::Arc;
 use std::time::Instant;
@@ -77,8 +77,9 @@ impl<T: Float> Tape<'_, T> {
     /// # Panics
     /// Where the shapes do not fit.
     pub fn linear_together<const N: usize>(&mut self, x: &Var<T>, layers: [(Param, Option<Param>); N]) -> [Var<T>; N] {
-        if self.machine.cuda().is_some() {
-            return layers.map(|(w, b)| self.linear(x, w, b, Activation::None, 0.0));
+        if let Some(operations) = self.machine.cuda() {
+            let one_launch = self.few_rows_together(operations, x, &layers);
+            return one_launch.unwrap_or_else(|| layers.map(|(w, b)| self.linear(x, w, b, Activation::None, 0.0)));
         }
         let outer = &x.shape()[..x.shape().len() - 1];
         let mut ys =
@@ -91,6 +92,33 @@ impl<T: Float> Tape<'_, T> {
             let (w, b) = layers.next().expect("as many layers as outputs");
             self.activated(x, y, w, b, Activation::None, 0.0)
         })
+    }
+
+    /// Products of a few rows, in inference, as one launch of a device; `None`, and nothing is done, where they are not
+    /// that.
+    fn few_rows_together<const N: usize>(
+        &self,
+        operations: &Operations,
+        x: &Var<T>,
+        layers: &[(Param, Option<Param>); N],
+    ) -> Option<[Var<T>; N]> {
+        let adapted = layers.iter().any(|&(w, _)| self.parameters.adapter(w).is_some());
+        if !self.is_inference() || adapted || N > 3 {
+            return None;
+        }
+        let outer = &x.shape()[..x.shape().len() - 1];
+        let ys = layers.map(|(w, _)| {
+            let outputs = self.parameters.shape(w)[0];
+            (Tensor::activations(operations, &[outer, &[outputs]].concat()), outputs)
+        });
+        let rounded = |param: Param| self.parameters.rounded_array(param, operations);
+        let matrices = layers.map(|(w, b)| (rounded(w), b.map(rounded)));
+        let into = ys.each_ref().map(|(y, outputs)| (y.array(operations), *outputs));
+        let products: Vec<_> = (matrices.iter().zip(&into))
+            .map(|((w, bias), (y, outputs))| FewRowsProduct { w, bias: bias.as_ref(), y, outputs: *outputs })
+            .collect();
+        let done = operations.few_rows(&x.value.array(operations), x.value.rows(), &products);
+        done.then(|| ys.map(|(y, _)| self.constant(y)))
     }
 
     fn linear_on_cuda(

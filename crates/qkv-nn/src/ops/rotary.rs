@@ -8,7 +8,7 @@ use crate::loops::Rotate;
 use crate::machine::Machine;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{Array, DecodeBatch, Kind, Operations};
+use qkv_cuda::operations::{Array, Kind, Operations};
 use std::sync::Arc;
 
 /// Cosines and sines for a range of positions, shared by all layers of a model.
@@ -18,8 +18,8 @@ pub struct Angles<T> {
     table: Arc<[Vec<T>; 2]>,
     half: usize,
     length: usize,
-    /// Where a device counts the positions of sequences: those, and the table in its memory.
-    counted: Option<(DecodeBatch, [Array; 2])>,
+    /// The table in the memory of a device that counts the positions of sequences.
+    on_device: Option<[Array; 2]>,
 }
 
 impl<T: Float> Angles<T> {
@@ -42,28 +42,29 @@ impl<T: Float> Angles<T> {
         let angle = |at: usize| positions[at / half] as f64 * speeds[at % half];
         let cosines = (0..length * half).map(|at| T::of_f64(angle(at).cos())).collect();
         let sines = (0..length * half).map(|at| T::of_f64(angle(at).sin())).collect();
-        Angles { table: Arc::new([cosines, sines]), half, length, counted: None }
+        Angles { table: Arc::new([cosines, sines]), half, length, on_device: None }
     }
 
-    /// For sequences whose positions a device counts.
+    /// For sequences whose positions a device counts, with room for this many tokens.
     ///
     /// # Panics
     /// Where the width is odd.
-    pub fn counted(width: usize, theta: f64, operations: &Operations, batch: &DecodeBatch) -> Self {
-        let angles = Angles::<T>::new(width, theta, 0, batch.room());
+    pub fn counted(width: usize, theta: f64, operations: &Operations, room: usize) -> Self {
+        let angles = Angles::<T>::new(width, theta, 0, room);
         let upload = |numbers: &Vec<T>| operations.upload(Kind::F32, &T::to_floats(numbers), "angles");
         let tables = angles.table.each_ref().map(upload);
-        Angles { counted: Some((batch.clone(), tables)), ..angles }
+        Angles { on_device: Some(tables), ..angles }
+    }
+
+    /// Cosines and sines of all positions, where a device counts them.
+    pub(crate) fn on_device(&self) -> Option<&[Array; 2]> {
+        self.on_device.as_ref()
     }
 
     /// Rotates rows `[.., N, H·D]` in place, by the negated angles where `inverse`.
     fn rotate(&self, machine: &Machine, x: &mut Tensor<T>, inverse: bool) {
         let (width, half) = (x.width(), self.half);
         assert!(width.is_multiple_of(2 * half), "heads of {} cannot share a width of {width}", 2 * half);
-        if let (Some((batch, [cos, sin])), Some(operations)) = (&self.counted, machine.cuda()) {
-            let array = x.array_mut(operations);
-            return operations.rotate_at(&array, [cos, sin], width / (2 * half).max(1), batch);
-        }
         assert!(x.rows().is_multiple_of(self.length.max(1)), "angles for {} positions", self.length);
         if let Some(operations) = machine.cuda() {
             let [cos, sin] = self.table.each_ref().map(|numbers| operations.constant(&T::to_floats(numbers)));
