@@ -9,8 +9,8 @@ __device__ __forceinline__ void turn(const T* from, T* to, u32 half, float cosin
 }
 
 // The new token of each sequence: the pairs (x[i], x[i + half]) of the heads of q and k turned by the angles of
-// positions[b], unless half is 0, then keys[b, positions[b]] = k[b] and values[b, positions[b]] = v[b]. Caches have room
-// for as many tokens.
+// positions[b], unless half is 0, then keys[b, positions[b]] = k[b] and values[b, positions[b]] = v[b]. Caches have
+// room for as many tokens.
 extern "C" __global__ void append_at(T* q, const T* k, const T* v, T* keys, T* values, const float* cosines,
                                      const float* sines, const u32* positions, u32 rows, u32 room, u32 half,
                                      u32 q_width, u32 k_width, u32 v_width) {
@@ -94,11 +94,11 @@ __device__ __forceinline__ void add_products(const Eight& w, const T* x, int col
     }
 }
 
-// y[r, o] = Σᵢ x[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output, each weight
-// read once, x by way of shared memory. The order of a row's sum depends neither on the other rows nor on ROWS.
+// y[r, o] = Σᵢ x[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output, each
+// weight read once, x by way of shared memory. The order of a row's sum depends neither on the other rows nor on ROWS.
 template <int ROWS>
-__device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], const T* const (&bias)[3], T* const (&y)[3],
-                                         u32 rows, int inner, const int (&outputs)[3]) {
+__device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], const T* const (&bias)[3],
+                                         T* const (&y)[3], u32 rows, int inner, const int (&outputs)[3]) {
     constexpr int TILE = STAGED / ROWS, STEP = 32 * EIGHT;
     __shared__ Words staged[STAGED * sizeof(T) / 16];
     const T* tile = (const T*)staged;

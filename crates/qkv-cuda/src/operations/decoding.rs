@@ -95,8 +95,8 @@ impl Operations {
     }
 
     /// Writes the keys and values of each sequence's new token, `[B, width]` each, into caches `[B, room, width]`. With
-    /// angles, tables of cosines and sines `[room, half]`, the heads of keys are turned by those of the position before,
-    /// and those of the queries too, in place.
+    /// angles, tables of cosines and sines `[room, half]`, the heads of keys are turned by those of their position
+    /// before, and those of the queries too, in place.
     ///
     /// # Panics
     /// Where an array is too short.
@@ -118,8 +118,8 @@ impl Operations {
         let pointers = [q, k, v, keys, values, cosines, sines, batch.positions.ptr()];
         let grid = [self.blocks(rows * (q_width + k_width + v_width)), 1];
         let numbers = [rows, batch.room, half, q_width, k_width, v_width].map(count);
-        // SAFETY: `append_at(T*, const T* × 2, T* × 2, const float* × 2, const u32*, u32 × 6)`; positions are within the
-        // room.
+        // SAFETY: `append_at(T*, const T* × 2, T* × 2, const float* × 2, const u32*, u32 × 6)`; positions are within
+        // the room.
         unsafe { self.launch("append_at", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
     }
 
@@ -138,8 +138,8 @@ impl Operations {
         unsafe { self.launch("next_token", [batch.len(), 1], &arguments) };
     }
 
-    /// `y = x · Wᵀ + bias` with up to three matrices, for at most eight rows, as one launch; `false`, and nothing is done,
-    /// where there are more, or where rows do not begin at 16 bytes. The bits of a row do not depend on the others.
+    /// `y = x · Wᵀ + bias` with up to three matrices, for at most eight rows, as one launch; `false`, and nothing is
+    /// done, where there are more, or where rows do not begin at 16 bytes. The bits of a row do not depend on the others.
     ///
     /// # Panics
     /// Where there are more matrices, or an array is too short.
