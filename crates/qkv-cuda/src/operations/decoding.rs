@@ -139,7 +139,8 @@ impl Operations {
     }
 
     /// `y = x · Wᵀ + bias` with up to three matrices, for at most eight rows, as one launch; `false`, and nothing is
-    /// done, where there are more, or where rows do not begin at 16 bytes. The bits of a row do not depend on the others.
+    /// done, where there are more, or where rows do not begin at 16 bytes. The bits of a row do not depend on the
+    /// others.
     ///
     /// # Panics
     /// Where there are more matrices, or an array is too short.
