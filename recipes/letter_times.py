@@ -4,7 +4,8 @@
     python recipes/letter_times.py data/kathleen
 
 Reads `train.tsv` and `dev.tsv` of a folder, in which each recording stands twice: with its text in letters, then in
-phonemes, as `recipes/kathleen.py` writes them. Adds a column to each line: the seconds at which each letter begins.
+phonemes, as `recipes/kathleen.py` writes them. Adds a column to each line: the seconds at which each letter begins; and
+writes `train-phonemes.tsv` and `dev-phonemes.tsv`, the lines in phonemes alone.
 
 Phonemes are aligned as speech recognizers of old did it: a phoneme is two states, a Gaussian of cepstra each; between
 words there may be a pause. The first alignment is even; then the best path through the states and the Gaussians of
@@ -185,13 +186,15 @@ def main(folder):
         score = np.mean([scores_of(one, *model)[np.arange(len(one)), own].mean() for one, own in zip(frames, states)])
         print(f"round {at + 1} of {ROUNDS}: {score:.3f}")
     for name, lines in lists.items():
-        with open(folder / name, "w", encoding="utf-8") as out:
+        alone = folder / name.replace(".tsv", "-phonemes.tsv")
+        with open(folder / name, "w", encoding="utf-8") as out, open(alone, "w", encoding="utf-8") as sounds:
             for _ in range(0, len(lines), 2):
                 (recording, text, phonemes), words, path = pairs.pop(0), texts.pop(0), paths.pop(0)
                 end = len(path) * HOP / RATE
                 begins = words.begins(path, end)
-                for said, times in ((text, letters(text, phonemes, begins, end)), (phonemes, begins)):
-                    out.write(f"{recording}\t{said}\t{' '.join(f'{time:.3f}' for time in times)}\n")
+                line = lambda said, times: f"{recording}\t{said}\t{' '.join(f'{time:.3f}' for time in times)}\n"
+                out.write(line(text, letters(text, phonemes, begins, end)) + line(phonemes, begins))
+                sounds.write(line(phonemes, begins))
 
 
 main(Path(sys.argv[1]))

@@ -10,9 +10,11 @@
 //! | module | owns |
 //! | --- | --- |
 //! | this | configuration and network |
+//! | `durations` | how long each letter sounds, and the places of steps |
 //! | `reader` | a voice with its parameters and tokenizer: its folder and its loss |
 //! | `speech` | speaking, and the alignment of what was said |
 
+mod durations;
 mod reader;
 mod speech;
 
@@ -23,6 +25,7 @@ pub use speech::{SpeakOptions, Speech, diagonal_share};
 use crate::batch::Rows;
 use crate::sizes::check_sizes;
 use crate::{Error, Result};
+use durations::Durations;
 use qkv::{Attention, Dropout, Mask};
 use qkv_nn::layers::{
     AttentionConfig, Block, BlockConfig, Builder, Conv1d, Embedding, KvCache, Linear, Norm, NormKind, PositionKind,
@@ -67,6 +70,10 @@ pub struct VoiceConfig {
     pub guide: f64,
     /// How far from the diagonal weight may lie, as a fraction of the length.
     pub guide_width: f64,
+    /// Whether it learns how long each letter sounds, and steps are told which letter they are at.
+    pub durations: bool,
+    /// Whether each step hears the frame before it; without, all steps are written at once.
+    pub hears: bool,
     /// Weight of the step that should be the last one, in the loss.
     pub stop_weight: f64,
     /// The longest text, in letters.
@@ -94,6 +101,8 @@ impl Default for VoiceConfig {
             attention_dropout: 0.0,
             guide: 5.0,
             guide_width: 0.2,
+            durations: false,
+            hears: true,
             stop_weight: 5.0,
             max_letters: 256,
             max_steps: 512,
@@ -144,6 +153,10 @@ impl VoiceConfig {
             let what = format!("`guide_width` is {}, expected between 0.01 and 10", self.guide_width);
             return Err(Error::invalid(what));
         }
+        if !self.hears && !self.durations {
+            return Err(Error::invalid("a voice with `hears = false` does not know where it is without `durations`")
+                .with_hint("set `durations = true`, with the letters' times in the data"));
+        }
         Ok(())
     }
 }
@@ -156,7 +169,8 @@ pub(crate) struct VoiceNetwork {
     letter_positions: ScaledPositions,
     encoder: Vec<Block>,
     encoder_norm: Norm,
-    prenet: [Linear; 3],
+    durations: Option<Durations>,
+    prenet: Option<[Linear; 3]>,
     step_positions: ScaledPositions,
     decoder: Vec<Block>,
     decoder_norm: Norm,
@@ -215,13 +229,20 @@ impl VoiceNetwork {
         };
         let encoder = stack(at, "encoder", config.encoder_layers, &block(Mask::Full, false))?;
         let encoder_norm = norm(at, "encoder.norm");
-        let prenet = [
-            Linear::new(&mut at.at("prenet.0"), config.bands, config.prenet, true),
-            Linear::new(&mut at.at("prenet.1"), config.prenet, config.prenet, true),
-            Linear::new(&mut at.at("prenet.2"), config.prenet, width, true),
-        ];
+        let durations = config
+            .durations
+            .then(|| Durations::new(&mut at.at("durations"), width, config.max_letters + 1, config.dropout));
+        let prenet = config.hears.then(|| {
+            [
+                Linear::new(&mut at.at("prenet.0"), config.bands, config.prenet, true),
+                Linear::new(&mut at.at("prenet.1"), config.prenet, config.prenet, true),
+                Linear::new(&mut at.at("prenet.2"), config.prenet, width, true),
+            ]
+        });
         let step_positions = ScaledPositions::new(&mut at.at("decoder.positions"), config.max_steps, width);
-        let decoder = stack(at, "decoder", config.decoder_layers, &block(Mask::causal(), true))?;
+        // Steps that are written at once see those behind them too.
+        let seen = if config.hears { Mask::causal() } else { Mask::Full };
+        let decoder = stack(at, "decoder", config.decoder_layers, &block(seen, true))?;
         let decoder_norm = norm(at, "decoder.norm");
         let frames = Linear::new(&mut at.at("frames"), width, config.reduction * config.bands, true);
         let stop = Linear::new(&mut at.at("stop"), width, 2, true);
@@ -237,6 +258,7 @@ impl VoiceNetwork {
             letter_positions,
             encoder,
             encoder_norm,
+            durations,
             prenet,
             step_positions,
             decoder,
@@ -269,27 +291,50 @@ impl VoiceNetwork {
         for block in &self.encoder {
             x = block.forward(tape, x, lengths, None, None)?;
         }
-        Ok(self.encoder_norm.forward(tape, &x))
+        let memory = self.encoder_norm.forward(tape, &x);
+        Ok(match &self.durations {
+            Some(durations) => durations.placed(tape, &memory),
+            None => memory,
+        })
     }
 
-    /// What the decoder hears of the last frame before each step, `[B, N, bands]`: `[B, N, C]`.
+    /// How long letters sound, where the voice learns it.
+    fn durations(&self) -> Option<&Durations> {
+        self.durations.as_ref()
+    }
+
+    /// What the decoder hears of the last frame before each step, `[B, N, bands]`: `[B, N, C]`, zeros where it is deaf.
     pub fn hear(&self, tape: &mut Tape<'_, f32>, last: &Var<f32>) -> Var<f32> {
-        let [first, second, third] = &self.prenet;
+        let Some([first, second, third]) = &self.prenet else {
+            let shape = [last.shape()[0], last.shape()[1], self.config.d_model];
+            return tape.constant(Tensor::new(vec![0.0; shape.iter().product()], &shape));
+        };
         let x = first.activated(tape, last, Activation::Relu, self.config.prenet_dropout);
         let x = second.activated(tape, &x, Activation::Relu, self.config.prenet_dropout);
         third.forward(tape, &x)
     }
 
-    /// Hidden states of all steps at once, `[B, N, C]`, after what was heard; with the lengths of steps and letters.
+    /// Steps of which the first is at `start`, with their positions and, where they are told, their places in the text.
+    fn positioned(&self, tape: &mut Tape<'_, f32>, heard: &Var<f32>, start: usize, places: &[f32]) -> Var<f32> {
+        let x = self.step_positions.add(tape, heard, start);
+        match &self.durations {
+            Some(durations) => durations.place(tape, &x, places),
+            None => x,
+        }
+    }
+
+    /// Hidden states of all steps at once, `[B, N, C]`, after what was heard; with their places in the text, where they
+    /// are told, and the lengths of steps and letters.
     pub fn decode(
         &self,
         tape: &mut Tape<'_, f32>,
         heard: &Var<f32>,
+        places: &[f32],
         lengths: Option<&[usize]>,
         memory: &Var<f32>,
         letters: Option<&[usize]>,
     ) -> Result<Var<f32>> {
-        let x = self.step_positions.add(tape, heard, 0);
+        let x = self.positioned(tape, heard, 0, places);
         let mut x = tape.dropout(x, self.config.dropout);
         for block in &self.decoder {
             x = block.forward(tape, x, lengths, None, Some((memory, letters)))?;
@@ -302,15 +347,16 @@ impl VoiceNetwork {
         self.decoder.iter().map(|block| Ok(block.caches(tape, 1, Some(memory))?)).collect()
     }
 
-    /// The hidden state of step `at` of one text, `[1, 1, C]`.
+    /// The hidden state of step `at` of one text, `[1, 1, C]`, and of its place.
     pub fn step(
         &self,
         tape: &mut Tape<'_, f32>,
         heard: &Var<f32>,
         at: usize,
+        place: &[f32],
         state: &mut VoiceState,
     ) -> Result<Var<f32>> {
-        let mut x = self.step_positions.add(tape, heard, at);
+        let mut x = self.positioned(tape, heard, at, place);
         for (block, caches) in self.decoder.iter().zip(state) {
             x = block.step(tape, x, caches, None, None)?;
         }

@@ -54,6 +54,11 @@ impl VoiceData {
             }
             _ => return Err(Error::invalid("the recipe names no recordings")),
         };
+        let untimed = |said: &[Said]| said.iter().any(|(_, _, places)| places.is_empty());
+        if config.durations && (untimed(&train) || untimed(&dev)) {
+            return Err(Error::invalid("`durations` are learned from letter times, which the data has not")
+                .with_hint("a third column of the lists says when each letter begins: recipes/letter_times.py"));
+        }
         let tokenizer = tokenizer(train.iter().map(|(text, ..)| text.as_str()).collect())?;
         let eos = tokenizer.eos();
         let spoken = |said: Vec<Said>| -> Vec<SpokenText> {

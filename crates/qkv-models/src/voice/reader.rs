@@ -1,5 +1,6 @@
 //! A voice with its parameters and tokenizer: its folder, and its loss on recordings whose texts are known.
 
+use super::durations::{frames_of_letters, places_of_steps};
 use super::{VoiceConfig, VoiceNetwork, last_frames};
 use crate::batch::{IGNORE, Rows, SpecialTokens};
 use crate::checkpoint::{Blank, write_tokenizer};
@@ -46,6 +47,10 @@ pub(crate) struct SpokenText {
 pub(super) struct Heard {
     /// Hidden states of the decoder, `[B, N, C]`.
     pub hidden: Var<f32>,
+    /// Encoded letters, `[B, M, C]`.
+    pub memory: Var<f32>,
+    /// The number of letters of each text, where they differ.
+    pub letters: Option<Vec<usize>>,
     /// Steps of each recording.
     pub steps: Vec<usize>,
 }
@@ -198,8 +203,23 @@ impl Speaker {
         let heard = self.hear_recording(tape, spoken);
         let most = heard.shape()[1];
         let ragged = steps.iter().any(|&steps| steps != most).then_some(&steps[..]);
-        let hidden = self.network.decode(tape, &heard, ragged, &memory, rows.ragged())?;
-        Ok(Heard { hidden, steps })
+        let places = self.places(spoken, most);
+        let hidden = self.network.decode(tape, &heard, &places, ragged, &memory, rows.ragged())?;
+        let letters = rows.ragged().map(<[usize]>::to_vec);
+        Ok(Heard { hidden, memory, letters, steps })
+    }
+
+    /// Where each of `most` steps of every recording is in its text, in letters; nothing where a voice is not told.
+    fn places(&self, spoken: &[&SpokenText], most: usize) -> Vec<f32> {
+        if self.network.durations().is_none() {
+            return Vec::new();
+        }
+        let mut places = vec![0.0; spoken.len() * most];
+        for (one, row) in spoken.iter().zip(places.chunks_exact_mut(most)) {
+            let found = places_of_steps(&frames_of_letters(&one.places, one.letters.len()), self.config.reduction);
+            row[..found.len()].copy_from_slice(&found);
+        }
+        places
     }
 
     /// Leads attention along the letters' times, where they are known.
@@ -225,7 +245,7 @@ impl Speaker {
     pub(crate) fn loss(&self, tape: &mut Tape<'_, f32>, spoken: &[&SpokenText], scale: f64) -> Result<PendingLoss> {
         let VoiceConfig { bands, reduction, stop_weight, .. } = self.config;
         self.lead(tape, spoken);
-        let Heard { hidden, steps } = self.hear(tape, spoken)?;
+        let Heard { hidden, memory, letters, steps } = self.hear(tape, spoken)?;
         let most = hidden.shape()[1];
         let length = most * reduction;
         let (mut there, mut counted) = (vec![0.0; spoken.len() * length * bands], vec![false; spoken.len() * length]);
@@ -242,6 +262,11 @@ impl Speaker {
         let mut parts = vec![(1.0, tape.distance_loss(&refined, expected))];
         if self.config.postnet_layers > 0 {
             parts.push((1.0, tape.distance_loss(&written, expected)));
+        }
+        if let Some(durations) = self.network.durations() {
+            let sounding = spoken.iter().map(|one| frames_of_letters(&one.places, one.letters.len()));
+            let sounding: Vec<Vec<usize>> = sounding.collect();
+            parts.push(durations.loss(tape, &memory, letters.as_deref(), &sounding, scale));
         }
         // The last step of each recording, and all that are not: a step counts as its frames do.
         let scale = scale * reduction as f64;

@@ -1,6 +1,7 @@
 //! Speaking: step by step until the voice says that it is done, then sound from the spectrogram; and the alignment of
 //! what was said with the letters.
 
+use super::durations::{places_of_steps, stretched};
 use super::reader::{SpokenText, spelled};
 use super::{Speaker, VoiceConfig};
 use crate::audio::Vocoder;
@@ -10,7 +11,7 @@ use crate::model::{AttentionSite, Group};
 use crate::observed_attention::{ObservedAttention, observed};
 use crate::text::sentences::sentences;
 use crate::{Error, Result, finite};
-use qkv_nn::{Machine, Pool, Tape, Tensor};
+use qkv_nn::{Machine, Pool, Tape, Tensor, Var};
 
 /// How a text is spoken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,42 +106,93 @@ impl Speaker {
     /// Where the text is empty or too long or has letters that the voice has not learned, or the model computes NaN.
     pub fn speak(&self, text: &str, options: &SpeakOptions, machine: &Machine) -> Result<Speech> {
         let letters = self.letters(text)?;
-        let VoiceConfig { bands, max_steps, .. } = self.config;
         let (pool, rows) = (Pool::new(), Rows::new(std::slice::from_ref(&letters), self.tokenizer.pad()));
         let (mut frames, mut heard, mut ended) = (Vec::new(), Vec::new(), false);
+        let mut places = Vec::new();
         rayon::scope(|_| -> Result<()> {
             let mut tape = Tape::inference(&self.parameters, &pool, machine);
             let memory = self.network.encode(&mut tape, &rows)?;
-            let mut state = self.network.start(&mut tape, &memory)?;
-            while heard.len() < max_steps * self.config.d_model && !ended {
-                let at = heard.len() / self.config.d_model;
-                let last = match frames.len() {
-                    0 => vec![0.0; bands],
-                    length => frames[length - bands..].to_vec(),
-                };
-                // The pre-net forgets at random in use too, so that the letters count more than what was just said.
-                let seed = options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(at as u64);
-                let mut noisy = Tape::inference(&self.parameters, &pool, machine).with_noise(seed);
-                let last = noisy.constant(Tensor::new(last, &[1, 1, bands]));
-                let now = self.network.hear(&mut noisy, &last);
-                let hidden = self.network.step(&mut tape, &now, at, &mut state)?;
-                let written = self.network.frames(&mut tape, &hidden);
-                finite::check(written.value().data(), &self.parameters)?;
-                let stop = self.network.stop().forward(&mut tape, &hidden);
-                ended = stop.value().data()[1] > stop.value().data()[0];
-                frames.extend_from_slice(written.value().data());
-                heard.extend_from_slice(now.value().data());
+            if let Some(durations) = self.network.durations() {
+                let sounding = durations.predict(&mut tape, &memory);
+                places = places_of_steps(&sounding, self.config.reduction);
             }
-            let count = frames.len() / bands;
-            let written = tape.constant(Tensor::new(std::mem::take(&mut frames), &[1, count, bands]));
+            if self.config.durations && places.is_empty() {
+                return Err(Error::invalid("the voice gives no time to any letter of the text"));
+            }
+            (frames, heard, ended) = match self.config.hears {
+                true => self.step_by_step(&mut tape, &memory, &places, options)?,
+                false => self.at_once(&mut tape, &memory, &places)?,
+            };
+            let count = frames.len() / self.config.bands;
+            let written = tape.constant(Tensor::new(std::mem::take(&mut frames), &[1, count, self.config.bands]));
             frames = self.network.refine(&mut tape, &written, None).value().data().to_vec();
             finite::check(&frames, &self.parameters)
         })?;
-        self.said(&letters, frames, heard, ended, options, machine)
+        places.truncate(heard.len() / self.config.d_model);
+        self.said(&letters, frames, (heard, places), ended, options, machine)
+    }
+
+    /// Frames that are written one step after the other, what was heard before each, and whether that was all.
+    fn step_by_step(
+        &self,
+        tape: &mut Tape<'_, f32>,
+        memory: &Var<f32>,
+        places: &[f32],
+        options: &SpeakOptions,
+    ) -> Result<(Vec<f32>, Vec<f32>, bool)> {
+        let VoiceConfig { bands, max_steps, d_model, .. } = self.config;
+        let (mut frames, mut heard, mut ended) = (Vec::new(), Vec::new(), false);
+        let mut state = self.network.start(tape, memory)?;
+        let pool = Pool::new();
+        while heard.len() < max_steps * d_model && !ended {
+            let at = heard.len() / d_model;
+            let last = match frames.len() {
+                0 => vec![0.0; bands],
+                length => frames[length - bands..].to_vec(),
+            };
+            // The pre-net forgets at random in use too, so that the letters count more than what was just said.
+            let seed = options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(at as u64);
+            let mut noisy = Tape::inference(&self.parameters, &pool, tape.machine()).with_noise(seed);
+            let last = noisy.constant(Tensor::new(last, &[1, 1, bands]));
+            let now = self.network.hear(&mut noisy, &last);
+            let place = places.get(at..=at).unwrap_or_default();
+            let hidden = self.network.step(tape, &now, at, place, &mut state)?;
+            let written = self.network.frames(tape, &hidden);
+            finite::check(written.value().data(), &self.parameters)?;
+            ended = match places.len() {
+                // Nothing but the voice says when it is done.
+                0 => {
+                    let stop = self.network.stop().forward(tape, &hidden);
+                    stop.value().data()[1] > stop.value().data()[0]
+                }
+                steps => at + 1 == steps,
+            };
+            frames.extend_from_slice(written.value().data());
+            heard.extend_from_slice(now.value().data());
+        }
+        Ok((frames, heard, ended))
+    }
+
+    /// The same of a voice that does not hear itself: all steps at once.
+    fn at_once(
+        &self,
+        tape: &mut Tape<'_, f32>,
+        memory: &Var<f32>,
+        places: &[f32],
+    ) -> Result<(Vec<f32>, Vec<f32>, bool)> {
+        let VoiceConfig { max_steps, d_model, .. } = self.config;
+        let steps = places.len().min(max_steps);
+        let heard = vec![0.0; steps * d_model];
+        let nothing = tape.constant(Tensor::new(heard.clone(), &[1, steps, d_model]));
+        let hidden = self.network.decode(tape, &nothing, &places[..steps], None, memory, None)?;
+        let written = self.network.frames(tape, &hidden).value().data().to_vec();
+        finite::check(&written, &self.parameters)?;
+        Ok((written, heard, steps == places.len()))
     }
 
     /// What the voice says of a text while it hears a recording of it instead of itself: what its mistakes are
-    /// measured by that do not come from hearing its own. The recording is mono samples of 16 kHz.
+    /// measured by that do not come from hearing its own. The recording is mono samples of 16 kHz; what the voice knows
+    /// of the letters' durations is stretched to its length.
     ///
     /// # Errors
     /// As [`speak`](Speaker::speak); where the recording is silent or longer than the voice speaks.
@@ -165,26 +217,30 @@ impl Speaker {
         let heard = self.hear_recording(&mut noisy, &[&spoken]);
         let rows = Rows::new(std::slice::from_ref(&spoken.letters), self.tokenizer.pad());
         let memory = self.network.encode(&mut tape, &rows)?;
-        let hidden = self.network.decode(&mut tape, &heard, None, &memory, None)?;
+        let places = self.network.durations().map_or(Vec::new(), |durations| {
+            let sounding = durations.predict(&mut tape, &memory);
+            places_of_steps(&stretched(&sounding, count), self.config.reduction)
+        });
+        let hidden = self.network.decode(&mut tape, &heard, &places, None, &memory, None)?;
         let written = self.network.frames(&mut tape, &hidden);
         let frames = self.network.refine(&mut tape, &written, None).value().data()[..count * bands].to_vec();
         finite::check(&frames, &self.parameters)?;
-        self.said(&spoken.letters, frames, heard.value().data().to_vec(), true, options, machine)
+        self.said(&spoken.letters, frames, (heard.value().data().to_vec(), places), true, options, machine)
     }
 
-    /// The sound of frames, and the attention to letters after what the decoder heard.
+    /// The sound of frames, and the attention to letters after what the decoder heard at which places.
     fn said(
         &self,
         letters: &[u32],
         frames: Vec<f32>,
-        heard: Vec<f32>,
+        (heard, places): (Vec<f32>, Vec<f32>),
         ended: bool,
         options: &SpeakOptions,
         machine: &Machine,
     ) -> Result<Speech> {
         let VoiceConfig { bands, reduction, .. } = self.config;
         let rows = Rows::new(&[letters.to_vec()], self.tokenizer.pad());
-        let attentions = self.attentions(&rows, heard, machine)?;
+        let attentions = self.attentions(&rows, heard, &places, machine)?;
         let alignment = attentions.last().map_or(Ok(Vec::new()), ObservedAttention::mean_over_heads)?;
         let samples = Vocoder::new(bands).samples(&frames, options.iterations, options.seed);
         let letters = self.tokenizer.pieces(letters).into_iter().map(|piece| piece.text).collect();
@@ -193,14 +249,20 @@ impl Speaker {
     }
 
     /// Every attention of one text, after what the decoder heard of itself.
-    fn attentions(&self, letters: &Rows, heard: Vec<f32>, machine: &Machine) -> Result<Vec<ObservedAttention>> {
+    fn attentions(
+        &self,
+        letters: &Rows,
+        heard: Vec<f32>,
+        places: &[f32],
+        machine: &Machine,
+    ) -> Result<Vec<ObservedAttention>> {
         let (pool, width) = (Pool::new(), self.config.d_model);
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
         tape.capture();
         let memory = self.network.encode(&mut tape, letters)?;
         let steps = heard.len() / width;
         let heard = tape.constant(Tensor::new(heard, &[1, steps, width]));
-        self.network.decode(&mut tape, &heard, None, &memory, None)?;
+        self.network.decode(&mut tape, &heard, places, None, &memory, None)?;
         let captured = tape.captured();
         let [encoder, decoder] = self.network.depths();
         let stack = |group, layers: usize, side: &'static str, name: &'static str| {

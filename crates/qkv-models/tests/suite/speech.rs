@@ -122,6 +122,61 @@ fn a_voice_learns_from_lists_of_recordings_and_goes_on_from_another() {
     assert!(run.provenance().is_some());
 }
 
+/// Writes recordings of drawn texts with the times of their letters: `a` sounds for 0.1 s, `b` for 0.3 s.
+fn timed_tones(folder: &Path, name: &str, count: usize) -> String {
+    let mut list = String::new();
+    for at in 0..count {
+        let text: String = (0..5).map(|letter| if (at >> letter) & 1 == 0 { 'a' } else { 'b' }).collect();
+        let (mut samples, mut times) = (Vec::new(), Vec::new());
+        for letter in text.chars() {
+            times.push(format!("{:.3}", samples.len() as f64 / 16_000.0));
+            let (seconds, pitch) = if letter == 'a' { (0.1, 0.2) } else { (0.3, 0.6) };
+            samples.extend((0..(seconds * 16_000.0) as usize).map(|at| 0.3 * (at as f32 * pitch).sin()));
+        }
+        std::fs::write(folder.join(format!("{name}{at}.wav")), wav::to_bytes(&samples, 16_000)).unwrap();
+        list += &format!("{name}{at}.wav\t{text}\t{}\n", times.join(" "));
+    }
+    std::fs::write(folder.join(format!("{name}.tsv")), list).unwrap();
+    format!("{}/{name}.tsv", folder.display())
+}
+
+#[test]
+fn a_voice_learns_how_long_letters_sound_and_attends_to_them_then() {
+    let folder = tempfile::tempdir().unwrap();
+    let (spoken, dev) = (timed_tones(folder.path(), "train", 32), timed_tones(folder.path(), "dev", 4));
+    let recipe = recipe(&format!("spoken = '{spoken}'\ndev = '{dev}'"), 150);
+    for hears in [false, true] {
+        let sets = ["model.durations=true".to_owned(), format!("model.hears={hears}"), "model.guide=1".to_owned()];
+        let recipe = Recipe::parse(&recipe.to_toml(), Path::new("timed.toml"), &sets).unwrap();
+        let path = folder.path().join(format!("hears-{hears}"));
+        train(&recipe, &path);
+        let (voice, machine) = (Speaker::open(&path).unwrap(), Machine::new(2));
+        for text in ["aabaa", "babbb"] {
+            let speech = voice.speak(text, &SpeakOptions::default(), &machine).unwrap();
+            let longest = text.chars().map(|letter| if letter == 'a' { 0.1 } else { 0.3 });
+            let (expected, found) = (longest.clone().sum::<f64>(), speech.samples.len() as f64 / 16_000.0);
+            assert!(speech.ended && (found - expected).abs() < 0.15, "{found} s of {text}, not {expected}");
+            // The letter that has most of the attention is the one that sounds.
+            let ends: Vec<f64> = longest
+                .scan(0.0, |end, one| {
+                    *end += one;
+                    Some(*end)
+                })
+                .collect();
+            let right = |(step, row): (usize, &Vec<f32>)| {
+                let time = (step as f64 + 0.5) * speech.step;
+                let sounds = ends.partition_point(|&end| end < time).min(text.len() - 1);
+                let most = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap();
+                usize::from(most.abs_diff(sounds) <= 1)
+            };
+            let right: usize = speech.alignment.iter().enumerate().map(right).sum();
+            assert!(right * 10 >= speech.alignment.len() * 8, "{right} of {} steps of {text}", speech.alignment.len());
+            let along = voice.speak_along(text, &speech.samples, &SpeakOptions::default(), &machine).unwrap();
+            assert_eq!(along.letters, speech.letters);
+        }
+    }
+}
+
 #[test]
 fn settings_and_data_that_do_not_fit_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -134,6 +189,8 @@ fn settings_and_data_that_do_not_fit_are_refused() {
         ("model.guide_width=0", "`guide_width` is 0"),
         ("model.max_steps=2", "too long for the voice"),
         ("model.heads=7", "heads"),
+        ("model.hears=false", "without `durations`"),
+        ("model.durations=true", "which the data has not"),
     ] {
         let error = said(&with(change).unwrap());
         assert!(error.contains(expected), "{change}: {error}");

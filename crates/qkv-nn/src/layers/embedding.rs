@@ -37,12 +37,14 @@ pub struct Embedding {
     positions: usize,
 }
 
-/// Sines at even columns and cosines at odd ones: `sin(p / 10000^(2i/C))`.
-pub(super) fn sinusoids(positions: usize, width: usize) -> Vec<f64> {
-    let mut table = vec![0.0; positions * width];
-    for (p, row) in table.chunks_exact_mut(width).enumerate() {
+/// Sines at even columns and cosines at odd ones: `sin(p / 10000^(2i/C))`, of every position and of `parts − 1` places
+/// between it and the next.
+pub(super) fn sinusoids(positions: usize, parts: usize, width: usize) -> Vec<f64> {
+    let mut table = vec![0.0; positions * parts * width];
+    for (row_index, row) in table.chunks_exact_mut(width).enumerate() {
+        let p = row_index as f64 / parts as f64;
         for (x, value) in row.iter_mut().enumerate() {
-            let angle = p as f64 / 1e4f64.powf((x / 2 * 2) as f64 / width as f64);
+            let angle = p / 1e4f64.powf((x / 2 * 2) as f64 / width as f64);
             *value = if x % 2 == 0 { angle.sin() } else { angle.cos() };
         }
     }
@@ -62,7 +64,7 @@ impl Embedding {
         let weight = at.add("weight", &[vocabulary, width], Init::Normal((width as f64).powf(-0.5)));
         let learned = (kind == PositionKind::Learned)
             .then(|| at.add("positions.weight", &[positions, width], Init::Normal(0.02)));
-        let fixed = (kind == PositionKind::Sinusoidal).then(|| Arc::new(sinusoids(positions, width)));
+        let fixed = (kind == PositionKind::Sinusoidal).then(|| Arc::new(sinusoids(positions, 1, width)));
         Embedding { weight, scale: (width as f64).sqrt(), width, learned, fixed, positions }
     }
 

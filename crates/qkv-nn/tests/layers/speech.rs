@@ -106,6 +106,27 @@ fn scaled_positions_are_added_and_their_factors_trained() {
 }
 
 #[test]
+fn places_between_positions_lie_between_them() {
+    let mut parameters = Parameters::<f64>::new();
+    let positions = ScaledPositions::in_parts(&mut Builder::new(&mut parameters, 1).at("positions"), 9, 4, 6);
+    assert_eq!(positions.max_len(), 9);
+    let places = [5.0, 6.0, 7.0, 0.5, 0.8, 8.9];
+    check("places", &parameters, &[numbers(&[2, 3, 6], 4)], &|tape, x| {
+        (Some(positions.add_at(tape, &x[0], &places)), 0.0)
+    });
+    let (pool, machine) = (Pool::new(), Machine::new(1));
+    let mut tape = Tape::inference(&parameters, &pool, &machine);
+    let x = tape.constant(Tensor::new(vec![0.0; 36], &[2, 3, 6]));
+    let found = positions.add_at(&mut tape, &x, &places).value().data().to_vec();
+    let whole = positions.add(&mut tape, &x, 5).value().data().to_vec();
+    assert_eq!(found[..18], whole[..18], "whole places are positions");
+    // The first channel is the sine of the place, √2 times; 0.8 is rounded down to three quarters.
+    for (row, place) in [(3, 0.5f64), (4, 0.75), (5, 8.75)] {
+        assert!((found[row * 6] - 2f64.sqrt() * place.sin()).abs() < 1e-6, "{} of {place}", found[row * 6]);
+    }
+}
+
+#[test]
 fn a_tape_that_is_a_share_of_a_step_has_that_share_of_the_guidance() {
     let attention = Attention::scaled_dot();
     let [q, k] = [numbers(&[1, 4, 8], 1), numbers(&[1, 3, 8], 2)];
