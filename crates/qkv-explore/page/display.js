@@ -53,8 +53,8 @@ export function buildDisplay() {
     const long = !fits(at(run, state).layer);
     pool.hidden = !long || !['heatmap', 'grid'].includes(state.view);
     layout.hidden = state.view !== 'lines';
-    tokens.hidden = (long && state.view === 'heatmap') || ['grid', 'document', 'image'].includes(state.view);
-    picked.hidden = (!state.rows.length && !state.cols.length) || ['document', 'image'].includes(state.view);
+    tokens.hidden = (long && state.view === 'heatmap') || ['grid', 'document', 'image', 'sound'].includes(state.view);
+    picked.hidden = (!state.rows.length && !state.cols.length) || ['document', 'image', 'sound'].includes(state.view);
     count.textContent = [state.rows.length ? `${state.rows.length} of the rows` : '', state.cols.length ? `${state.cols.length} of the columns` : ''].filter(Boolean).join(', ');
   });
   const open = window.matchMedia('(min-width: 1180px)').matches;

@@ -44,7 +44,7 @@ export function exporter(pane, chosen) {
   const entry = (title, hint, act) => h('button', { type: 'button', onclick: () => { act(); details.open = false; } }, title, h('small', {}, hint));
   function build() {
     const { run, open } = pane();
-    const byProgram = run.can.export && ['heatmap', 'lines', 'grid', 'document', 'image'].includes(chosen().view);
+    const byProgram = run.can.export && ['heatmap', 'lines', 'grid', 'document', 'image', 'sound'].includes(chosen().view);
     const numbers = open?.numbers?.();
     items.replaceChildren(...[
       open?.picture ? entry('This picture', 'PNG, as it is shown', () => open.picture().toBlob((blob) => save(blob, `${name()}.png`))) : null,

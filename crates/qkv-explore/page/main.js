@@ -16,6 +16,7 @@ import { Pane } from 'qkv/pane';
 import { Prompt } from 'qkv/prompt';
 import { rollout } from 'qkv/rollout';
 import { at, fits, headsIn } from 'qkv/run';
+import { soundView } from 'qkv/sound';
 import { ask, first, source } from 'qkv/source';
 import { chosen, choose, onChoice } from 'qkv/state';
 import { buildSteps, showSteps, togglePlay } from 'qkv/steps';
@@ -23,7 +24,7 @@ import { table } from 'qkv/table';
 import { dress, onSystemTheme, theme } from 'qkv/theme';
 import { addView, firstView, tabs, viewFor } from 'qkv/views';
 
-for (const view of [documentView, imageView, heatmap, map, lines, grid, rollout, table]) addView(view);
+for (const view of [documentView, imageView, soundView, heatmap, map, lines, grid, rollout, table]) addView(view);
 
 let run = null; // what is looked at
 let other = null; // what it is compared with
@@ -62,7 +63,7 @@ function setRun(found) {
   panes.a?.close();
   panes.a = new Pane(place('panes'), run, 'a');
   if (panes.b) place('panes').append(panes.b.element);
-  heads = new Grid(place('heads'), run, { largest: 44, goesTo: () => (['heatmap', 'lines', 'image'].includes(settled(chosen()).view) ? {} : { view: 'heatmap' }) });
+  heads = new Grid(place('heads'), run, { largest: 44, goesTo: () => (['heatmap', 'lines', 'image', 'sound'].includes(settled(chosen()).view) ? {} : { view: 'heatmap' }) });
   buildSteps(run);
   showAll(chosen());
 }
@@ -148,7 +149,7 @@ function captionOf(which) {
     the eye on a linear scale. */
 function settled(request) {
   const state = { ...request, view: request.view ?? firstView(run, at(run, request).layer) };
-  return { ...state, scale: state.scale ?? (fits(at(run, state).layer) || ['lines', 'document', 'image'].includes(state.view) ? 'linear' : 'log') };
+  return { ...state, scale: state.scale ?? (fits(at(run, state).layer) || ['lines', 'document', 'image', 'sound'].includes(state.view) ? 'linear' : 'log') };
 }
 
 function showAll(request, before = null) {

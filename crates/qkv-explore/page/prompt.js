@@ -48,15 +48,15 @@ export class Prompt {
         takes && this.side === 'a' ? this.examples(run) : null));
   }
 
-  /** The image selector. */
+  /** The selector of images or sounds. */
   album(run, names, pick) {
     const go = (event) => this.ask({ model: run.model, text: names[event.target.selectedIndex], target: null });
-    return h('div', { class: 'ask' }, h('select', { 'aria-label': 'Image', id: this.side === 'a' ? 'text' : 'text2', onchange: go },
+    return h('div', { class: 'ask' }, h('select', { 'aria-label': run.form?.kind === 'sound' ? 'Sound' : 'Image', id: this.side === 'a' ? 'text' : 'text2', onchange: go },
       names.map((name) => h('option', { selected: name === run.text }, name))), pick);
   }
 
   form(run, state, pick) {
-    const names = model(run.model)?.images ?? [];
+    const names = model(run.model)?.inputs ?? [];
     if (names.length) return this.album(run, names, pick);
     this.input = h('input', { type: 'text', value: run.text, 'aria-label': this.side === 'a' ? 'Text' : 'Text to compare with', spellcheck: 'false', autocomplete: 'off', placeholder: 'Type a sentence', id: this.side === 'a' ? 'text' : 'text2', enterkeyhint: 'go' });
     if (this.giving) {
@@ -78,7 +78,7 @@ export class Prompt {
       if (this.giving || !chosen().target) this.build(run, { target: chosen().target ?? run.output }); else this.ask({ target: null });
       this.target?.focus();
     };
-    if (run.form?.kind === 'image') return null;
+    if (['image', 'sound'].includes(run.form?.kind)) return null;
     const others = (first.examples ?? []).filter((text) => text !== run.text).slice(0, 4);
     return h('p', { class: 'examples' },
       others.length ? h('span', { class: 'quiet' }, 'try ') : null,

@@ -1,8 +1,10 @@
 //! Runs a model and captures a [`Recording`]: readable tokens, and every attention call.
 
+mod listening;
 mod looking;
 mod speaking;
 
+pub use listening::hearing;
 pub use looking::{description, detection, image_answer};
 pub use speaking::speech;
 

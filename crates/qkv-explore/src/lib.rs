@@ -24,6 +24,6 @@ pub use agreement::{Agreement, Links, pharaoh};
 pub use layer::{AttentionCall, Layer, WeightSource};
 pub use observer::Observer;
 pub use pair::{PairExplanation, Parts, Term, TermValue, explain};
-pub use recording::{Candidate, Form, Group, Recording, Side, Step, Token};
+pub use recording::{Candidate, Form, Group, HeardWord, Recording, Side, Step, Token};
 pub use rollout::rollout;
 pub use words::{Matrix, MatrixOptions};

@@ -1,13 +1,14 @@
 //! Any model whose attention can be recorded: translator, generator, encoder, document classifier, vision transformer,
-//! a model that describes images, answers questions about them or finds objects in them, or a voice. Its input is a
-//! text, or the name of an image; its output is a [`Recording`].
+//! a model that describes images, answers questions about them or finds objects in them, a voice, or one that writes
+//! what is said. Its input is a text, or the name of an image or of a sound; its output is a [`Recording`].
 
 use crate::capture;
 use crate::recording::Recording;
+use qkv_models::audio::Recording as Sound;
 use qkv_models::image::Image;
 use qkv_models::{
-    Data, Describer, Detector, Encoder, Error, Generation, Generator, Han, Recipe, Result, Speaker, Translator, Vit,
-    Vqa,
+    Data, Describer, Detector, Encoder, Error, Generation, Generator, Han, Recipe, Recognizer, Result, Speaker,
+    Translator, Vit, Vqa,
 };
 use qkv_nn::Machine;
 use std::path::Path;
@@ -36,6 +37,8 @@ pub enum Observer {
     Detector(Box<Detector>, Vec<(String, Image)>),
     /// Speaks.
     Speaker(Box<Speaker>),
+    /// Writes what is said in sounds: these, by name.
+    Recognizer(Box<Recognizer>, Vec<(String, Sound)>),
 }
 
 /// Maximum input in characters: of a document, and of any other text.
@@ -63,11 +66,14 @@ impl From<Translator> for Observer {
 }
 
 impl Observer {
-    /// The model of a folder, ours or in the Hugging Face layout, or of a GGUF file.
+    /// The model of a folder, ours or in the Hugging Face layout, of a GGUF file, or a Whisper model.
     ///
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(path: &Path) -> Result<Observer> {
+        if Recognizer::is_at(path) {
+            return Ok(Observer::Recognizer(Box::new(Recognizer::open(path)?), Vec::new()));
+        }
         let kind = if path.is_dir() { qkv_models::kind(path)? } else { String::new() };
         match kind.as_str() {
             "han" => Ok(Observer::Han(Box::new(Han::open(path)?))),
@@ -96,6 +102,7 @@ impl Observer {
             Observer::Vqa(..) => "answers questions about an image",
             Observer::Detector(..) => "finds objects in images",
             Observer::Speaker(_) => "speaks",
+            Observer::Recognizer(..) => "writes what is said",
         }
     }
 
@@ -114,6 +121,23 @@ impl Observer {
         }
     }
 
+    /// The same model with sounds to choose from, each with its own name.
+    ///
+    /// # Errors
+    /// If the model does not take sounds.
+    pub fn with_sounds(self, sounds: Vec<(String, Sound)>) -> Result<Observer> {
+        match self {
+            Observer::Recognizer(model, _) => Ok(Observer::Recognizer(model, sounds)),
+            _ if sounds.is_empty() => Ok(self),
+            _ => Err(Error::invalid("the model does not take sounds").with_hint("leave out `--audio`")),
+        }
+    }
+
+    /// Whether it takes sounds and has none.
+    pub fn lacks_sound(&self) -> bool {
+        matches!(self, Observer::Recognizer(_, sounds) if sounds.is_empty())
+    }
+
     /// Whether it looks at images and has none.
     pub fn lacks_image(&self) -> bool {
         match self {
@@ -125,9 +149,10 @@ impl Observer {
         }
     }
 
-    /// Names of its images; empty for models that take text.
-    pub fn images(&self) -> Vec<&str> {
+    /// Names of its images or sounds; empty for models that take text.
+    pub fn inputs(&self) -> Vec<&str> {
         match self {
+            Observer::Recognizer(_, sounds) => sounds.iter().map(|(name, _)| name.as_str()).collect(),
             Observer::Vit(_, images) | Observer::Describer(_, images) | Observer::Detector(_, images) => {
                 images.iter().map(|(name, _)| name.as_str()).collect()
             }
@@ -153,6 +178,12 @@ impl Observer {
                 capture::continuation(model, text, target, &how, machine)
             }
             Observer::Speaker(model) => capture::speech(model, text, machine),
+            Observer::Recognizer(model, sounds) => {
+                let missing =
+                    || Error::invalid(format!("there is no sound `{text}`")).with_hint("name it with `--audio`");
+                let (name, sound) = sounds.iter().find(|(name, _)| name == text).ok_or_else(missing)?;
+                capture::hearing(model, name, sound, machine)
+            }
             Observer::Encoder(model) => capture::reading(model, text, target, machine),
             Observer::Han(model) => capture::document(model, text, machine),
             Observer::Vit(model, images) => {

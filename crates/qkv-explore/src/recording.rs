@@ -17,7 +17,7 @@ pub struct Recording {
     pub layers: Vec<Layer>,
     /// Decoding steps with their candidates, if the model writes text.
     pub steps: Vec<Step>,
-    /// Structure beyond a sequence: a document or an image.
+    /// Structure beyond a sequence: a document, an image or a sound.
     pub form: Option<Form>,
 }
 
@@ -45,6 +45,39 @@ pub enum Form {
         /// RGB of each pixel in row-major order.
         points: Vec<u8>,
     },
+    /// A sound, to whose positions the tokens that were written of it attend.
+    Sound {
+        /// The side of the sound's positions; those behind its end are silence.
+        side: usize,
+        /// Milliseconds of a position.
+        step: usize,
+        /// Frames of the spectrogram, which go on to the end of the sound.
+        frames: usize,
+        /// Milliseconds of a frame.
+        frame: usize,
+        /// Brightness of each band of each frame, the lowest band first.
+        points: Vec<u8>,
+        /// Its words, in order.
+        words: Vec<HeardWord>,
+        /// Layers of the recording, and heads, that follow the sound.
+        heads: Vec<[usize; 2]>,
+    },
+}
+
+/// A word of a sound.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeardWord {
+    /// Its text.
+    pub text: String,
+    /// When it begins, in milliseconds.
+    pub start: usize,
+    /// When it ends, in milliseconds.
+    pub end: usize,
+    /// Its first query.
+    pub from: usize,
+    /// The query behind its last.
+    pub to: usize,
 }
 
 impl Form {
@@ -72,6 +105,21 @@ impl Form {
                     return Err(
                         "the image does not have the size it claims, or its patches do not fit its layers".into()
                     );
+                }
+            }
+            Form::Sound { side, step, frames, frame, points, words, heads } => {
+                let layers = recording.layers.iter().filter(|layer| layer.keys == *side).map(crate::Layer::size);
+                let queries = layers.map(|[n, _]| n).min();
+                let bands = points.len().checked_div(*frames).unwrap_or(0);
+                let whole = bands > 0 && bands.checked_mul(*frames) == Some(points.len()) && *step > 0 && *frame > 0;
+                let fits = |word: &HeardWord| {
+                    word.start <= word.end && word.from < word.to && queries.is_some_and(|queries| word.to <= queries)
+                };
+                let follows = |&[layer, head]: &[usize; 2]| {
+                    recording.layers.get(layer).is_some_and(|layer| layer.keys == *side && head < layer.heads())
+                };
+                if !whole || !words.iter().all(fits) || !heads.iter().all(follows) {
+                    return Err("the sound does not have the size it claims, or its words do not fit its layers".into());
                 }
             }
         }

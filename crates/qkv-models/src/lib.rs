@@ -84,4 +84,4 @@ pub use translator::{Translation, Translator};
 pub use vit::{ObservedImage, Vit, VitConfig};
 pub use voice::{SpeakOptions, Speaker, Speech, VoiceConfig, diagonal_share};
 pub use vqa::{ImageAnswer, Vqa, VqaConfig};
-pub use whisper::{LANGUAGES, Recognizer, Segment, Task, TranscribeOptions, Transcript, WhisperConfig, Word};
+pub use whisper::{LANGUAGES, Listened, Recognizer, Segment, Task, TranscribeOptions, Transcript, WhisperConfig, Word};

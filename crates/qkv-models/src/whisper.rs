@@ -11,15 +11,18 @@
 //! | `decoding` | greedy, sampled and beam search in one window |
 //! | `recognizer` | recordings to segments, window by window |
 //! | `words` | the time of every word, from cross-attention |
+//! | `listened` | one window, and where each token of its text attends to |
 
 mod checkpoint;
 mod decoding;
 mod hugging_face;
+mod listened;
 mod recognizer;
 mod rules;
 mod vocabulary;
 mod words;
 
+pub use listened::Listened;
 pub use recognizer::{Recognizer, Segment, Task, TranscribeOptions, Transcript};
 pub use vocabulary::LANGUAGES;
 pub use words::Word;

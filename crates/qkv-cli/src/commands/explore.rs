@@ -11,6 +11,7 @@ use args::{ARGUMENTS, EXAMPLES, ExploreArgs};
 use qkv::{Attention, Mask};
 use qkv_explore::server::{ServedModel, Server, Settings};
 use qkv_explore::{Observer, file};
+use qkv_models::audio::Recording as Sound;
 use qkv_models::image::Image;
 use std::path::{Path, PathBuf};
 
@@ -49,13 +50,12 @@ impl Run for ExploreArgs {
             }
             None => settings.models = models(self)?,
         }
-        settings.examples = match (&self.texts[..], &self.images[..]) {
-            ([], []) if self.models.is_empty() => SENTENCES.iter().map(|&text| text.to_owned()).collect(),
-            ([], []) => vec![SENTENCES[0].to_owned()],
-            (_, [_, ..]) => {
-                settings.models.iter().flat_map(|served| served.model.images()).map(str::to_owned).collect()
-            }
-            (texts, []) => texts.to_vec(),
+        let named = !self.images.is_empty() || !self.sounds.is_empty();
+        settings.examples = match &self.texts[..] {
+            _ if named => settings.models.iter().flat_map(|served| served.model.inputs()).map(str::to_owned).collect(),
+            [] if self.models.is_empty() => SENTENCES.iter().map(|&text| text.to_owned()).collect(),
+            [] => vec![SENTENCES[0].to_owned()],
+            texts => texts.to_vec(),
         };
         let server = Server::bind(settings)?;
         let url = server.url();
@@ -97,7 +97,13 @@ fn models(args: &ExploreArgs) -> Result<Vec<ServedModel>, Failure> {
     }
     let served = |path: &PathBuf| {
         input::check(path)?;
-        let model = Observer::open(path)?.with_images(images(&args.images)?)?;
+        let sounds = files(&args.sounds, |path| Sound::open(path))?;
+        let images = files(&args.images, |path| Image::open(path))?;
+        let model = Observer::open(path)?.with_images(images)?.with_sounds(sounds)?;
+        if model.lacks_sound() {
+            return Err(Failure::new(format!("the model in `{}` takes recordings", path.display()))
+                .hint("name one with `--audio FILE`"));
+        }
         if model.lacks_image() {
             return Err(Failure::new(format!("the model in `{}` takes images", path.display()))
                 .hint("name one with `--image FILE`"));
@@ -108,19 +114,19 @@ fn models(args: &ExploreArgs) -> Result<Vec<ServedModel>, Failure> {
     args.models.iter().map(served).collect()
 }
 
-/// Images by their file names, or by their paths where two names are the same.
-fn images(paths: &[PathBuf]) -> Result<Vec<(String, Image)>, Failure> {
-    let mut images: Vec<(String, Image)> = Vec::with_capacity(paths.len());
+/// What is read of files, by their file names, or by their paths where two names are the same.
+fn files<T>(paths: &[PathBuf], open: impl Fn(&Path) -> qkv_models::Result<T>) -> Result<Vec<(String, T)>, Failure> {
+    let mut found: Vec<(String, T)> = Vec::with_capacity(paths.len());
     for path in paths {
         input::check(path)?;
         let short = file_name(path);
-        let taken = images.iter().any(|(name, _)| *name == short);
+        let taken = found.iter().any(|(name, _)| *name == short);
         let name = if taken { path.display().to_string() } else { short };
         // The page shows a name on one line.
         let name = name.split_whitespace().collect::<Vec<_>>().join(" ");
-        images.push((name, Image::open(path)?));
+        found.push((name, open(path)?));
     }
-    Ok(images)
+    Ok(found)
 }
 
 fn file_name(path: &Path) -> String {

@@ -58,7 +58,7 @@ impl Run for ShowArgs {
                 None => embedded::translator(None)?.into(),
                 Some(path) => open(path, self.image.as_deref())?,
             };
-            let image = model.images().first().map(|&name| name.to_owned());
+            let image = model.inputs().first().map(|&name| name.to_owned());
             let session = ShowSession { args: self, model: Some(model), machine, format };
             let text = match (image, &self.text) {
                 (Some(name), _) => Some(name),

@@ -74,7 +74,7 @@ pub(super) fn state_json(state: &AppState) -> Value {
         .iter()
         .enumerate()
         .map(|(id, ServedModel { name, note, model })| {
-            json!({ "id": id, "name": name, "takes_text": true, "images": model.images(), "note": note })
+            json!({ "id": id, "name": name, "takes_text": true, "inputs": model.inputs(), "note": note })
         });
     json!({
         "version": env!("CARGO_PKG_VERSION"),

@@ -82,6 +82,13 @@ fn form_json(form: &Form) -> Value {
             let points = base64::encode(points);
             json!({ "kind": "image", "grid": grid, "width": width, "height": height, "points": points })
         }
+        Form::Sound { side, step, frames, frame, points, words, heads } => {
+            let points = base64::encode(points);
+            json!({
+                "kind": "sound", "side": side, "step": step, "frames": frames, "frame": frame, "points": points,
+                "words": words, "heads": heads,
+            })
+        }
     }
 }
 

@@ -2,12 +2,13 @@
 //! kind of model, with labels that stand where they belong.
 
 use qkv::Attention;
-use qkv_explore::{Matrix, MatrixOptions, Observer, Recording, capture, explain};
+use qkv_explore::{Form, Matrix, MatrixOptions, Observer, Recording, capture, explain};
+use qkv_models::audio::{Recording as Sound, wav};
 use qkv_models::files::tensors::Storage;
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::{
-    Architecture, Encoder, EncoderConfig, GptConfig, Model, ModelConfig, RecurrentConfig, Search, SpecialTokens,
-    TransformerConfig, Translator,
+    Architecture, Encoder, EncoderConfig, GptConfig, Model, ModelConfig, Recognizer, RecurrentConfig, Search,
+    SpecialTokens, TransformerConfig, Translator, WhisperConfig,
 };
 use qkv_nn::Machine;
 use qkv_nn::layers::AttentionStyle;
@@ -186,4 +187,42 @@ fn a_model_that_reads_is_recorded_with_its_special_tokens() {
     holds(&recording);
     let special = recording.sides[0].tokens.iter().filter(|token| token.special).count();
     assert_eq!((special, recording.layers.len()), (2, 2));
+}
+
+#[test]
+fn words_of_a_sound_lie_in_it_and_its_file_comes_back() {
+    let sizes = WhisperConfig {
+        bands: 8,
+        audio_positions: 50,
+        text_positions: 32,
+        d_model: 16,
+        encoder_heads: 2,
+        decoder_heads: 2,
+        encoder_layers: 1,
+        decoder_layers: 2,
+        encoder_ffn: 16,
+        decoder_ffn: 16,
+        vocabulary: 0,
+    };
+    let model = Recognizer::untrained(&sizes, 11).unwrap();
+    let samples: Vec<f32> = (0..12_800).map(|at| (at as f32 * 0.05).sin() * 0.4).collect();
+    let sound = Sound::from_bytes(wav::to_bytes(&samples, 16_000), "a.wav");
+    let recording = capture::hearing(&model, "a.wav", &sound, &Machine::new(2)).expect("a run");
+    let Some(Form::Sound { side, frames, points, words, heads, .. }) = &recording.form else { panic!("no sound") };
+    assert_eq!((*frames, points.len(), recording.sides[*side].len()), (80, 640, 50));
+    assert!(!words.is_empty() && words.iter().all(|word| word.start <= word.end && word.end <= 1000));
+    assert!(words.windows(2).all(|pair| pair[0].to <= pair[1].from), "in order");
+    // The heads that follow the sound are of cross-attention, from what is written to the sound.
+    assert!(!heads.is_empty() && heads.iter().all(|&[layer, _]| recording.layers[layer].keys == *side));
+    assert_eq!(recording.queries(heads[0][0]).name, "written");
+    // A token is written where it is read one later.
+    let [read, written] = [1, 2].map(|side: usize| &recording.sides[side].tokens);
+    assert_eq!(
+        read[1..].iter().map(|t| &t.text).collect::<Vec<_>>(),
+        written[..written.len() - 1].iter().map(|t| &t.text).collect::<Vec<_>>()
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.safetensors");
+    qkv_explore::file::save(&recording, &path).unwrap();
+    assert_eq!(qkv_explore::file::open(&path, &Default::default()).unwrap().form, recording.form);
 }

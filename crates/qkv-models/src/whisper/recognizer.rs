@@ -82,7 +82,7 @@ const DOUBTFUL: f64 = -0.5;
 
 impl TranscribeOptions {
     /// Whether a text with this mean log-probability is silence, in a window with this probability of no speech.
-    fn is_silence(&self, no_speech: f64, average: f64) -> bool {
+    pub(super) fn is_silence(&self, no_speech: f64, average: f64) -> bool {
         let improbable = no_speech > self.no_speech && average <= self.log_probability;
         let doubtful = no_speech > self.no_speech.max(NEARLY_CERTAIN) && average <= DOUBTFUL;
         improbable || doubtful
@@ -129,19 +129,19 @@ pub struct Transcript {
 /// A model that writes what is said.
 #[derive(Debug)]
 pub struct Recognizer {
-    model: Whisper,
-    parameters: Parameters<f32>,
-    vocabulary: Vocabulary,
-    filters: MelFilters,
-    alignment_heads: Vec<(usize, usize)>,
+    pub(super) model: Whisper,
+    pub(super) parameters: Parameters<f32>,
+    pub(super) vocabulary: Vocabulary,
+    pub(super) filters: MelFilters,
+    pub(super) alignment_heads: Vec<(usize, usize)>,
 }
 
 /// A window whose text has been chosen.
-struct Chosen {
-    decoded: Decoded,
+pub(super) struct Chosen {
+    pub decoded: Decoded,
     temperature: f64,
     compression_ratio: f64,
-    no_speech: f64,
+    pub no_speech: f64,
 }
 
 /// A segment within a window: seconds and tokens.
@@ -250,15 +250,7 @@ impl Recognizer {
         machine: &Machine,
         on_segment: &mut dyn FnMut(&Segment, f64, f64) -> bool,
     ) -> Result<Transcript> {
-        let known = match options.language.as_deref() {
-            Some(code) => Some(self.language(code)?),
-            None if self.vocabulary.languages.is_empty() => Some(self.language("en")?),
-            None => None,
-        };
-        if options.task == Task::Translate && self.vocabulary.languages.is_empty() {
-            let what = "the model knows English alone and translates nothing";
-            return Err(Error::invalid(what).with_hint("leave out `--task translate`, or use a multilingual model"));
-        }
+        let known = self.known_language(options)?;
         let mut spectrogram = Spectrogram::new(recording, &self.filters)?;
         let (frames, seconds) = (spectrogram.frames(), spectrogram.seconds());
         let rules = Rules::new(&self.vocabulary, true);
@@ -363,7 +355,20 @@ impl Recognizer {
         Ok(transcript(language, seconds))
     }
 
-    fn encode(&self, tape: &mut Tape<'_, f32>, window: Vec<f32>) -> Result<Encoded<f32>> {
+    /// The language, where it need not be detected.
+    pub(super) fn known_language(&self, options: &TranscribeOptions) -> Result<Option<(String, f64)>> {
+        if options.task == Task::Translate && self.vocabulary.languages.is_empty() {
+            let what = "the model knows English alone and translates nothing";
+            return Err(Error::invalid(what).with_hint("leave out `--task translate`, or use a multilingual model"));
+        }
+        match options.language.as_deref() {
+            Some(code) => self.language(code).map(Some),
+            None if self.vocabulary.languages.is_empty() => self.language("en").map(Some),
+            None => Ok(None),
+        }
+    }
+
+    pub(super) fn encode(&self, tape: &mut Tape<'_, f32>, window: Vec<f32>) -> Result<Encoded<f32>> {
         let shape = [1, self.model.window(), self.model.config.bands];
         let window = tape.constant(Tensor::new(window, &shape));
         let output = self.model.encode(tape, &window)?;
@@ -379,14 +384,14 @@ impl Recognizer {
         Err(Error::invalid(format!("the model does not know the language `{code}`")).with_hint(hint))
     }
 
-    fn detect(&self, tape: &mut Tape<'_, f32>, encoded: &Encoded<f32>) -> Result<(String, f64)> {
+    pub(super) fn detect(&self, tape: &mut Tape<'_, f32>, encoded: &Encoded<f32>) -> Result<(String, f64)> {
         let Vocabulary { start, languages, .. } = &self.vocabulary;
         let found = detect(&self.model, tape, encoded, *start, languages)?;
         Ok(found.into_iter().next().unwrap_or_else(|| ("en".into(), 1.0)))
     }
 
     /// The tokens that begin a transcript.
-    fn start(&self, code: &str, task: Task) -> Vec<u32> {
+    pub(super) fn start(&self, code: &str, task: Task) -> Vec<u32> {
         let language = self.vocabulary.languages.iter().find(|(known, _)| known == code);
         let task = match task {
             Task::Transcribe => self.vocabulary.transcribe,
@@ -398,7 +403,7 @@ impl Recognizer {
 
     /// Decodes a window at one temperature after the other, until a result looks right; otherwise the most probable of
     /// those that do not repeat themselves.
-    fn choose(
+    pub(super) fn choose(
         &self,
         tape: &mut Tape<'_, f32>,
         rules: &Rules,

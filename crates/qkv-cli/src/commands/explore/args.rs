@@ -27,6 +27,11 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .repeatable()
                 .requires(&["model"])
                 .conflicts(&["text"]),
+            Argument::new("audio", Kind::Path, "Let a Whisper model hear this recording, its first 30 seconds")
+                .value("FILE")
+                .repeatable()
+                .requires(&["model"])
+                .conflicts(&["text", "image"]),
             Argument::new(
                 "recording",
                 Kind::Path,
@@ -61,6 +66,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv explore --model runs/dates 'November 15th, 2026'", "Your own model"),
     ("qkv explore --model runs/a --model runs/b", "Two models side by side"),
     ("qkv explore --model runs/digits --image seven.png", "The patches that a vision model attends to"),
+    ("qkv explore --model whisper-base --audio talk.flac", "When each word sounds, and what it attends to"),
     ("qkv explore --recording long.safetensors", "A recording of any length"),
 ];
 
@@ -70,6 +76,7 @@ pub(crate) struct ExploreArgs {
     pub texts: Vec<String>,
     pub models: Vec<PathBuf>,
     pub images: Vec<PathBuf>,
+    pub sounds: Vec<PathBuf>,
     pub recording: Option<PathBuf>,
     pub tokens: Option<PathBuf>,
     pub sequence: usize,
@@ -93,6 +100,7 @@ impl ExploreArgs {
             texts: matches.texts("text"),
             models: matches.paths("model"),
             images: matches.paths("image"),
+            sounds: matches.paths("audio"),
             recording: matches.path("recording"),
             tokens: matches.path("tokens"),
             sequence: matches.count("sequence").unwrap_or(0),

@@ -1,7 +1,10 @@
-//! The page over a document and over an image: models that are trained here in seconds.
+//! The page over a document, an image and a sound: models that are trained here in seconds, or not at all.
 
 use crate::explore::browser::Browser;
 use crate::explore::program::Serving;
+use qkv_models::audio::wav;
+use qkv_models::files::tensors::Storage;
+use qkv_models::{Recognizer, WhisperConfig};
 use std::path::Path;
 use std::process::Command;
 
@@ -118,5 +121,47 @@ fn weights_lie_over_the_image() {
     // The other image.
     browser.eval("(() => { const s = document.querySelector('#text'); s.selectedIndex = 1; s.dispatchEvent(new Event('change')); })()");
     browser.until("document.querySelector('#output').textContent.startsWith('right')");
+    browser.is_content();
+}
+
+#[test]
+fn words_stand_against_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = WhisperConfig {
+        bands: 8,
+        audio_positions: 50,
+        text_positions: 32,
+        d_model: 16,
+        encoder_heads: 2,
+        decoder_heads: 2,
+        encoder_layers: 1,
+        decoder_layers: 1,
+        encoder_ffn: 16,
+        decoder_ffn: 16,
+        vocabulary: 0,
+    };
+    Recognizer::untrained(&sizes, 11).unwrap().save(folder.path().join("m"), Storage::F32).unwrap();
+    for (name, length) in [("a.wav", 12_800), ("b.wav", 9600)] {
+        let samples: Vec<f32> = (0..length).map(|at| (at as f32 * 0.05).sin() * 0.4).collect();
+        std::fs::write(folder.path().join(name), wav::to_bytes(&samples, 16_000)).unwrap();
+    }
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let serving = Serving::start(&["--model", &path("m"), "--audio", &path("a.wav"), "--audio", &path("b.wav")]);
+    let mut browser = Browser::open(&serving.url);
+    // The first word is marked, with its time.
+    browser.until(
+        "document.querySelector('canvas.sound') && document.querySelector('.status').textContent.includes(' s, with ')",
+    );
+    let first = browser.text(".status");
+    // Another one by the keyboard.
+    browser.eval("document.querySelector('canvas.sound').focus()");
+    browser.press("ArrowDown");
+    browser.until(&format!("document.querySelector('.status').textContent !== {}", serde_json::json!(first)));
+    // One head instead of those that follow the sound.
+    browser.click("[data-way=head]");
+    browser.until("document.querySelector('[data-way=head]').getAttribute('aria-pressed') === 'true'");
+    // The other sound.
+    browser.eval("(() => { const s = document.querySelector('#text'); s.selectedIndex = 1; s.dispatchEvent(new Event('change')); })()");
+    browser.until("location.hash.includes('b.wav') && document.querySelector('canvas.sound')");
     browser.is_content();
 }
