@@ -68,20 +68,22 @@ impl Trained<'_> {
         digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    fn checkpoints(&self, run: &str) -> usize {
-        std::fs::read_dir(format!("{run}/checkpoints")).map_or(0, Iterator::count)
+    /// The step of the newest checkpoint.
+    fn saved(&self, run: &str) -> Option<u64> {
+        let found = std::fs::read_dir(format!("{run}/checkpoints")).into_iter().flatten().flatten();
+        found.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).max()
     }
 
     /// Starts or resumes a run and kills one of its ranks after its next checkpoint.
     fn killed(&self, run: &str, ranks: usize) {
-        let (before, start) = (self.checkpoints(run), Instant::now());
+        let (before, start) = (self.saved(run), Instant::now());
         let mut job = self.folder.start(&self.words(run, ranks));
-        while self.checkpoints(run) == before && start.elapsed() < Duration::from_secs(300) {
+        while self.saved(run) == before && start.elapsed() < Duration::from_secs(300) {
             assert!(job.try_wait().unwrap().is_none(), "the run ended before it was killed");
             std::thread::sleep(Duration::from_millis(5));
         }
         let pids = ranks_of(run);
-        let pid = *pids.get(before % ranks).or(pids.first()).expect("a rank is there");
+        let pid = *pids.last().expect("a rank is there");
         signal("-KILL", pid);
         assert!(ends(&mut job, Duration::from_secs(30)), "the job hangs");
         while !ranks_of(run).is_empty() {
