@@ -13,7 +13,7 @@ use crate::libcuda::{
 use crate::libcuda::{attribute, tensor_map};
 use crate::matmul::Matmul;
 use crate::nvrtc::Compiler;
-use crate::staging::{STAGING_BYTES, Staging};
+use crate::staging::{HALF, STAGING_BYTES, Staging};
 use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -33,8 +33,8 @@ pub(crate) struct CudaDriver {
     context: usize,
     cache: Cache,
     modules: Mutex<HashMap<String, Arc<dyn Module>>>,
-    /// For small copies to the device, with an event of the last copy from each half.
-    staging: Mutex<Option<(Staging, [usize; 2])>>,
+    /// For copies between host and device.
+    staging: Mutex<Option<(Staging, StagingEvents)>>,
     /// Loaded with the first product.
     cublas: OnceLock<Result<Mutex<CublasLt>>>,
 }
@@ -153,6 +153,18 @@ impl CudaDriver {
         work(self.cuda)
     }
 
+    /// Calls the driver with the staging memory, which is this call's alone.
+    fn staged(&self, work: impl FnOnce(&LibCuda, &mut Staging, &StagingEvents) -> Result<()>) -> Result<()> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        self.call(|cuda| {
+            let (staging, events) = match &mut *staging {
+                Some(staging) => staging,
+                none => none.insert(new_staging(cuda)?),
+            };
+            work(cuda, staging, events)
+        })
+    }
+
     /// # Safety
     /// As for [`Driver::launch`].
     unsafe fn launch_with(
@@ -187,8 +199,26 @@ impl CudaDriver {
     }
 }
 
+/// An event of the last copy of each half of the staging memory.
+#[derive(Debug)]
+struct StagingEvents([usize; 2]);
+
+impl StagingEvents {
+    fn record(&self, cuda: &LibCuda, half: usize, stream: Stream) -> Result<()> {
+        // SAFETY: the event exists, and the stream is the caller's.
+        let code = unsafe { (cuda.record_event)(self.0[half] as *mut c_void, handle(stream)) };
+        check(cuda, code, || "staging a copy".into())
+    }
+
+    fn wait(&self, cuda: &LibCuda, half: usize) -> Result<()> {
+        // SAFETY: the event exists; one that was never recorded is done.
+        let code = unsafe { (cuda.synchronize_event)(self.0[half] as *mut c_void) };
+        check(cuda, code, || "waiting for a staged copy".into())
+    }
+}
+
 /// Page-locked memory and its events, for the life of the process.
-fn new_staging(cuda: &LibCuda) -> Result<(Staging, [usize; 2])> {
+fn new_staging(cuda: &LibCuda) -> Result<(Staging, StagingEvents)> {
     let check = |code| check(cuda, code, || "allocating page-locked memory".into());
     let (mut memory, mut events) = (ptr::null_mut(), [ptr::null_mut(); 2]);
     // SAFETY: each call writes one pointer; the context is current.
@@ -199,7 +229,7 @@ fn new_staging(cuda: &LibCuda) -> Result<(Staging, [usize; 2])> {
         }
     }
     let memory = ptr::NonNull::new(memory.cast()).ok_or_else(|| Error::memory("staging", "is not there"))?;
-    Ok((Staging::new(memory), events.map(|event| event as usize)))
+    Ok((Staging::new(memory), StagingEvents(events.map(|event| event as usize))))
 }
 
 fn handle(stream: Stream) -> *mut c_void {
@@ -232,43 +262,49 @@ impl Driver for CudaDriver {
     }
 
     fn write(&self, to: u64, from: &[u8], stream: Stream) -> Result<()> {
-        if from.is_empty() {
-            return Ok(());
+        for (at, part) in from.chunks(HALF).enumerate() {
+            self.staged(|cuda, staging, events| {
+                let staged = staging.put(part, |half| events.wait(cuda, half))?;
+                let (to, len) = (to + (at * HALF) as u64, part.len());
+                // SAFETY: the target is as large, and the staging memory stays as it is until an event says that it
+                // was copied.
+                let code = unsafe { (cuda.copy_to_device)(to, staged.ptr.cast(), len, handle(stream)) };
+                check(cuda, code, || format!("copying {len} bytes to the device"))?;
+                events.record(cuda, staged.half, stream)
+            })?;
         }
-        let copy = |cuda: &LibCuda, from: *const u8, len: usize| {
-            // SAFETY: the target is as large. Pageable source memory is copied out before the call returns; staging
-            // memory stays as it is until an event says that it was copied.
-            let code = unsafe { (cuda.copy_to_device)(to, from.cast(), len, handle(stream)) };
-            check(cuda, code, || format!("copying {len} bytes to the device"))
-        };
-        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        self.call(|cuda| {
-            let (staging, events) = match &mut *staging {
-                Some(staging) => staging,
-                none => none.insert(new_staging(cuda)?),
-            };
-            let checked = |code| check(cuda, code, || "staging a copy".into());
-            let wait = |half: usize| {
-                // SAFETY: the event exists; one that was never recorded is done.
-                checked(unsafe { (cuda.synchronize_event)(events[half] as *mut c_void) })
-            };
-            let Some(staged) = staging.put(from, wait)? else { return copy(cuda, from.as_ptr(), from.len()) };
-            copy(cuda, staged.ptr, from.len())?;
-            // SAFETY: the event exists, and the stream is the caller's.
-            checked(unsafe { (cuda.record_event)(events[staged.half] as *mut c_void, handle(stream)) })
-        })
+        Ok(())
     }
 
     fn read(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<()> {
         if to.is_empty() {
             return Ok(());
         }
-        self.call(|cuda| {
-            // SAFETY: the source is as large, and the target outlives the synchronization below.
-            let code = unsafe { (cuda.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), handle(stream)) };
-            check(cuda, code, || format!("copying {} bytes to the host", to.len()))
-        })?;
-        self.wait(stream)
+        self.staged(|cuda, staging, events| {
+            // What is on its way to the device is still there.
+            (0..2).try_for_each(|half| events.wait(cuda, half))?;
+            let begin = |at: usize, len: usize| {
+                // SAFETY: the source is as large, and the half is free: what was there before has been taken.
+                let code = unsafe {
+                    let to = staging.half(at % 2).cast();
+                    (cuda.copy_to_host)(to, from + (at * HALF) as u64, len, handle(stream))
+                };
+                check(cuda, code, || format!("copying {len} bytes to the host"))?;
+                events.record(cuda, at % 2, stream)
+            };
+            let mut parts = to.chunks_mut(HALF).enumerate().peekable();
+            begin(0, parts.peek().map_or(0, |(_, part)| part.len()))?;
+            while let Some((at, part)) = parts.next() {
+                // The device fills the next half while the host empties this one.
+                if let Some((next, part)) = parts.peek() {
+                    begin(*next, part.len())?;
+                }
+                events.wait(cuda, at % 2)?;
+                // SAFETY: the half is as large, and the device has written it.
+                unsafe { ptr::copy_nonoverlapping(staging.half(at % 2), part.as_mut_ptr(), part.len()) };
+            }
+            Ok(())
+        })
     }
 
     fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()> {

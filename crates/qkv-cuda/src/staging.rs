@@ -1,11 +1,12 @@
-//! Page-locked host memory through which small copies go to a device: the driver reads it while the host goes on.
-//! Copies from ordinary memory may wait for everything on the stream.
+//! Page-locked host memory through which copies between host and device go: the device reads and writes it while the
+//! host goes on. Copies of ordinary memory may wait for everything on the stream, and the driver copies them once more.
 
 use std::ptr::NonNull;
 
 /// Bytes of staging memory, used in two halves.
 pub(crate) const STAGING_BYTES: usize = 8 << 20;
-const HALF: usize = STAGING_BYTES / 2;
+/// Bytes of a half: the most that one copy takes.
+pub(crate) const HALF: usize = STAGING_BYTES / 2;
 
 /// Where the next copy goes.
 #[derive(Debug)]
@@ -32,12 +33,19 @@ impl Staging {
         Staging { memory, next: 0 }
     }
 
-    /// Where these bytes would go; `None` where they are too many. `wait(half)` is called before a half is entered
-    /// again.
-    pub fn put<E>(&mut self, bytes: &[u8], wait: impl FnOnce(usize) -> Result<(), E>) -> Result<Option<Staged>, E> {
-        if bytes.len() > HALF {
-            return Ok(None);
-        }
+    /// The address of a half.
+    pub fn half(&self, half: usize) -> *mut u8 {
+        assert!(half < 2, "there are two halves");
+        // SAFETY: the memory has two halves.
+        unsafe { self.memory.as_ptr().add(half * HALF) }
+    }
+
+    /// Puts bytes into the memory, at most [`HALF`]. `wait(half)` is called before a half is entered again.
+    ///
+    /// # Panics
+    /// Where they are more.
+    pub fn put<E>(&mut self, bytes: &[u8], wait: impl FnOnce(usize) -> Result<(), E>) -> Result<Staged, E> {
+        assert!(bytes.len() <= HALF, "more bytes than a half has");
         let (half, within) = (self.next / HALF, self.next % HALF);
         let (half, start) = if within + bytes.len() > HALF { ((half + 1) % 2, 0) } else { (half, within) };
         if start == 0 {
@@ -50,7 +58,7 @@ impl Staging {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         let end = (start + bytes.len()).next_multiple_of(64);
         self.next = if end >= HALF { (half + 1) % 2 * HALF } else { half * HALF + end };
-        Ok(Some(Staged { ptr: to, half }))
+        Ok(Staged { ptr: to, half })
     }
 }
 
@@ -69,7 +77,7 @@ mod tests {
                 waits.push(half);
                 Ok::<_, ()>(())
             };
-            let staged = staging.put(&bytes, wait).unwrap().unwrap();
+            let staged = staging.put(&bytes, wait).unwrap();
             places.push(staged.ptr as usize);
         }
         // Three fit a half, rounded up to two.
@@ -77,6 +85,5 @@ mod tests {
         for pair in places.windows(2) {
             assert!(pair[0].abs_diff(pair[1]) >= bytes.len());
         }
-        assert!(staging.put(&vec![0; HALF + 1], |_| Ok::<_, ()>(())).unwrap().is_none());
     }
 }

@@ -10,17 +10,23 @@ enum { OK = 0, INVALID_CONTEXT = 201, REFUSED = 700 };
 
 static _Thread_local void* stack[16];
 static _Thread_local int depth = 0;
-static int launches = 0, dependent = 0, fails = 0;
+static int launches = 0, dependent = 0, fails = 0, pageable = 0;
+static char *pinned = 0, *pinned_end = 0;
 static int context;
 
 EXPORT int fake_depth(void) { return depth; }
 EXPORT int fake_launches(void) { return launches; }
 EXPORT int fake_dependent(void) { return dependent; }
+EXPORT int fake_pageable(void) { return pageable; }
 EXPORT void fake_fail(int on) { fails = on; }
 
 #define NEEDS_CONTEXT \
     if (depth == 0 || stack[depth - 1] != &context) return INVALID_CONTEXT; \
     if (fails) return REFUSED;
+
+static int is_pinned(const void* at, size_t bytes) {
+    return (char*)at >= pinned && (char*)at + bytes <= pinned_end;
+}
 
 EXPORT Code cuInit(unsigned flags) { return flags == 0 ? OK : REFUSED; }
 EXPORT Code cuDeviceGetCount(int* count) { *count = 1; return OK; }
@@ -42,12 +48,14 @@ EXPORT Code cuCtxPopCurrent_v2(void** popped) {
 EXPORT Code cuMemAlloc_v2(uint64_t* to, size_t bytes) { NEEDS_CONTEXT *to = (uint64_t)malloc(bytes); return OK; }
 EXPORT Code cuMemFree_v2(uint64_t at) { NEEDS_CONTEXT free((void*)at); return OK; }
 EXPORT Code cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
-    NEEDS_CONTEXT memcpy((void*)to, from, bytes); return OK;
+    NEEDS_CONTEXT pageable += !is_pinned(from, bytes); memcpy((void*)to, from, bytes); return OK;
 }
 EXPORT Code cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
-    NEEDS_CONTEXT memcpy(to, (void*)from, bytes); return OK;
+    NEEDS_CONTEXT pageable += !is_pinned(to, bytes); memcpy(to, (void*)from, bytes); return OK;
 }
-EXPORT Code cuMemAllocHost_v2(void** to, size_t bytes) { NEEDS_CONTEXT *to = malloc(bytes); return OK; }
+EXPORT Code cuMemAllocHost_v2(void** to, size_t bytes) {
+    NEEDS_CONTEXT *to = pinned = malloc(bytes); pinned_end = pinned + bytes; return OK;
+}
 EXPORT Code cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
     NEEDS_CONTEXT memcpy((void*)to, (void*)from, bytes); return OK;
 }

@@ -110,3 +110,20 @@ fn a_stream_says_whether_it_is_captured_and_the_default_one_never_is() {
     assert_eq!(captured, [false, false, true]);
     assert_eq!(fake.count("fake_depth"), 0);
 }
+
+#[test]
+fn copies_of_any_length_arrive_whole() {
+    let Some(fake) = Fake::new() else { return };
+    let driver = &fake.driver;
+    for len in [1, HALF - 1, HALF, HALF + 1, 3 * HALF + 5] {
+        let (sent, mut found) = ((0..len).map(|at| (at * 7 + at / 251) as u8).collect::<Vec<_>>(), vec![0; len]);
+        let ptr = driver.allocate(len).unwrap();
+        driver.write(ptr, &[9; 64][..len.min(64)], Stream(0)).unwrap();
+        driver.write(ptr, &sent, Stream(0)).unwrap();
+        driver.read(&mut found, ptr, Stream(0)).unwrap();
+        assert!(found == sent, "{len} bytes");
+        driver.free(ptr);
+    }
+    assert_eq!(fake.count("fake_depth"), 0);
+    assert!(fake.count("fake_pageable") == 0, "a copy went past the page-locked memory");
+}
