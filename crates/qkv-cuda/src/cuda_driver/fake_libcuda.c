@@ -64,6 +64,13 @@ EXPORT Code cuMemsetD8Async(uint64_t at, unsigned char x, size_t bytes, void* st
 }
 EXPORT Code cuStreamSynchronize(void* stream) { NEEDS_CONTEXT return OK; }
 EXPORT Code cuStreamIsCapturing(void* stream, int* status) { NEEDS_CONTEXT *status = stream == (void*)7; return OK; }
+EXPORT Code cuStreamCreate(void** stream, unsigned flags) { NEEDS_CONTEXT *stream = malloc(1); return OK; }
+EXPORT Code cuStreamBeginCapture_v2(void* stream, int mode) { NEEDS_CONTEXT return OK; }
+EXPORT Code cuStreamEndCapture(void* stream, void** graph) { NEEDS_CONTEXT *graph = malloc(1); return OK; }
+EXPORT Code cuGraphInstantiateWithFlags(void** to, void* graph, uint64_t flags) { NEEDS_CONTEXT *to = malloc(1); return OK; }
+EXPORT Code cuGraphLaunch(void* graph, void* stream) { NEEDS_CONTEXT return OK; }
+EXPORT Code cuGraphDestroy(void* graph) { NEEDS_CONTEXT free(graph); return OK; }
+EXPORT Code cuGraphExecDestroy(void* graph) { NEEDS_CONTEXT free(graph); return OK; }
 EXPORT Code cuModuleLoadData(void** to, const void* image) { NEEDS_CONTEXT *to = &context; return OK; }
 EXPORT Code cuModuleGetFunction(void** to, void* module, const char* name) {
     NEEDS_CONTEXT *to = (void*)0x1000; return OK;
