@@ -185,21 +185,12 @@ impl Generator {
         let pool = Pool::new();
         let mut tokens = if prompt.is_empty() { vec![self.model.config().bos_token_id] } else { prompt.to_vec() };
         let prompt = tokens.len();
-        let (mut context, mut graph) = (Context::empty(), None);
+        let mut context = Context::new(self, settings.cache, machine, &pool);
         let mut decoder = StreamDecoder::new(&self.tokenizer, &settings.stop);
         let (mut first, mut prompt_dropped, mut finish) = (None, 0, Finish::Length);
         let mut usage = machine.usage();
         while tokens.len() - prompt < settings.max_tokens {
-            let most = prompt.saturating_add(settings.max_tokens);
-            let next = match context.decode(self, &tokens, most, settings, machine, &pool, &mut graph)? {
-                Some(Next::Token(token)) => Some(token),
-                Some(Next::Scores(mut scores)) => self.choose(&mut scores, &tokens, prompt, settings, machine),
-                None => {
-                    let mut scores = context.scores(self, &tokens, settings.cache, machine, &pool)?;
-                    finite::check(&scores, &self.parameters)?;
-                    self.choose(&mut scores, &tokens, prompt, settings, machine)
-                }
-            };
+            let next = context.next(&tokens, prompt, settings)?;
             if first.is_none() {
                 (first, prompt_dropped) = (Some(start.elapsed().as_secs_f64()), context.start);
                 usage = machine.usage();
@@ -311,78 +302,72 @@ impl Generator {
 }
 
 /// The part of the sequence that the model attends to, and its cache.
-struct Context {
+struct Context<'g> {
+    generator: &'g Generator,
+    machine: &'g Machine,
+    pool: &'g Pool<f32>,
+    /// Whether keys and values are kept between steps.
+    cache: bool,
     /// The first token in the context.
     start: usize,
     state: Option<GptState<f32>>,
+    /// Where a device decodes: it then has the cache.
+    graph: Option<GraphDecoder<'g>>,
 }
 
-/// What a step of a device returns: the likeliest token where that is all there is to know, or logits.
-enum Next {
-    Token(u32),
-    Scores(Vec<f32>),
-}
-
-impl Context {
-    fn empty() -> Self {
-        Context { start: 0, state: None }
+impl<'g> Context<'g> {
+    fn new(generator: &'g Generator, cache: bool, machine: &'g Machine, pool: &'g Pool<f32>) -> Self {
+        Context { generator, machine, pool, cache, start: 0, state: None, graph: None }
     }
 
-    /// The step after the prompt, where a device decodes: by a graph, which is made for a text of at most `most`
-    /// tokens. `None` where it does not, and where the context is full.
-    #[allow(clippy::too_many_arguments)] // Of one private function.
-    fn decode<'g>(
-        &mut self,
-        generator: &'g Generator,
-        tokens: &[u32],
-        most: usize,
-        settings: &Generation,
-        machine: &'g Machine,
-        pool: &'g Pool<f32>,
-        graph: &mut Option<GraphDecoder<'g>>,
-    ) -> Result<Option<Next>> {
-        let position = tokens.len() - self.start;
-        if machine.cuda().is_none() || !settings.cache || self.state.is_none() && graph.is_none() {
-            return Ok(None);
-        }
-        if graph.as_ref().is_some_and(|graph| position > graph.room()) {
-            // What is left of the text is read again.
-            (*graph, self.state) = (None, None);
-            return Ok(None);
-        }
-        if graph.is_none() {
-            let made = GraphDecoder::new(generator, machine, pool, 1, most - self.start);
-            let (Some(mut made), Some(state)) = (made, &self.state) else { return Ok(None) };
-            if state.len() + 1 != position || position > made.room() {
-                return Ok(None);
+    /// The token after `tokens`, the first `prompt` of which are the prompt; none where every one would repeat an
+    /// n-gram.
+    fn next(&mut self, tokens: &[u32], prompt: usize, settings: &Generation) -> Result<Option<u32>> {
+        let (generator, machine) = (self.generator, self.machine);
+        let mut scores = match self.graph(tokens, prompt.saturating_add(settings.max_tokens)) {
+            Some(graph) if settings.is_greedy() => return Ok(graph.step()?.first().copied()),
+            Some(graph) => {
+                graph.set_ids(&tokens[tokens.len() - 1..]);
+                graph.step()?;
+                graph.logits()
             }
-            made.state.put(0, state);
-            made.set(&tokens[tokens.len() - 1..], &[position as u32 - 1]);
-            (*graph, self.state) = (Some(made), None);
-        } else if let (Some(graph), false) = (graph.as_ref(), settings.is_greedy()) {
-            graph.set_ids(&tokens[tokens.len() - 1..]);
+            None => self.scores(tokens)?,
+        };
+        Ok(generator.choose(&mut scores, tokens, prompt, settings, machine))
+    }
+
+    /// The graph that decodes the next token of a text of at most `most` tokens: made once the prompt was read, and
+    /// given up where the context is full, so that what is left of the text is read again.
+    fn graph(&mut self, tokens: &[u32], most: usize) -> Option<&mut GraphDecoder<'g>> {
+        let position = tokens.len() - self.start;
+        self.graph.take_if(|graph| position > graph.room());
+        if let Some(state) = self.state.take_if(|state| self.cache && state.len() + 1 == position) {
+            let made = GraphDecoder::new(self.generator, self.machine, self.pool, 1, most - self.start);
+            match made.filter(|graph| position <= graph.room()) {
+                Some(mut graph) => {
+                    graph.state.put(0, &state);
+                    graph.set(&tokens[tokens.len() - 1..], &[position as u32 - 1]);
+                    self.graph = Some(graph);
+                }
+                None => self.state = Some(state),
+            }
         }
-        let Some(graph) = graph else { return Ok(None) };
-        let token = graph.step()?[0];
-        Ok(Some(if settings.is_greedy() { Next::Token(token) } else { Next::Scores(graph.logits()) }))
+        self.graph.as_mut()
     }
 
     /// Logits of the token after `tokens`, `[V]`.
-    fn scores(
-        &mut self,
-        generator: &Generator,
-        tokens: &[u32],
-        cache: bool,
-        machine: &Machine,
-        pool: &Pool<f32>,
-    ) -> Result<Vec<f32>> {
-        let gpt = generator.model.gpt().expect("checked when it was opened");
+    ///
+    /// # Errors
+    /// Where the model computes NaN.
+    fn scores(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let Generator { model, parameters, .. } = self.generator;
+        let gpt = model.gpt().expect("checked when it was opened");
         if tokens.len() - self.start > gpt.max_len() {
             // Half of the context is dropped at a time: the rest is read again at its new positions.
-            *self = Context { start: tokens.len() - gpt.max_len().div_ceil(2), ..Context::empty() };
+            (self.start, self.state) = (tokens.len() - gpt.max_len().div_ceil(2), None);
         }
-        let mut tape = Tape::inference(&generator.parameters, pool, machine);
-        if self.state.is_none() || !cache {
+        let mut tape = Tape::inference(parameters, self.pool, self.machine);
+        if self.state.is_none() || !self.cache {
             self.state = Some(gpt.start(&mut tape, 1)?);
         }
         let state = self.state.as_mut().expect("just set");
@@ -391,7 +376,9 @@ impl Context {
         let width = hidden.value().width();
         let last = hidden.value().data()[(new.len() - 1) * width..].to_vec();
         let last = tape.constant(Tensor::new(last, &[1, 1, width]));
-        Ok(tape.linear(&last, gpt.output(), None, Activation::None, 0.0).value().data().to_vec())
+        let scores = tape.linear(&last, gpt.output(), None, Activation::None, 0.0).value().data().to_vec();
+        finite::check(&scores, parameters)?;
+        Ok(scores)
     }
 }
 

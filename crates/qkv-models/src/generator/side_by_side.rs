@@ -2,7 +2,7 @@
 //! tokens, so a step of decoding is one CUDA graph, whatever the positions; a text that ends makes place for the next
 //! prompt.
 
-use super::{Finish, Generated, Generation, Generator, StreamDecoder};
+use super::{Context, Finish, Generated, Generation, Generator, StreamDecoder};
 use crate::gpt::CountedState;
 use crate::{Result, finite};
 use qkv_cuda::operations::{Array, Graph, NO_TOKEN, Operations};
@@ -35,7 +35,7 @@ impl<'a> GraphDecoder<'a> {
     ) -> Option<Self> {
         let gpt = generator.model.gpt()?;
         let operations = machine.cuda().filter(|_| gpt.runs_on_gpu())?;
-        let room = tokens.next_multiple_of(ROOM_STEP).min(gpt.max_len());
+        let room = tokens.min(gpt.max_len()).next_multiple_of(ROOM_STEP).min(gpt.max_len());
         let state = gpt.start_counted(operations, operations.decode_batch(sequences, room));
         Some(GraphDecoder { generator, machine, operations, pool, state, logits: None, graph: None })
     }
@@ -107,7 +107,7 @@ struct Growing<'g> {
     prompt_seconds: f64,
 }
 
-impl<'g> Growing<'g> {
+impl Growing<'_> {
     /// Adds a token; says why the text ends with it, if it does.
     fn push(
         &mut self,
@@ -145,16 +145,104 @@ impl<'g> Growing<'g> {
     }
 }
 
+/// The texts that are generated side by side, each in a place of the decoder.
+struct Places<'g> {
+    generator: &'g Generator,
+    settings: &'g Generation,
+    decoder: GraphDecoder<'g>,
+    texts: Vec<Option<Growing<'g>>>,
+    /// What each place reads next, and at which position.
+    next: Vec<u32>,
+    positions: Vec<u32>,
+}
+
+impl<'g> Places<'g> {
+    /// Puts the next prompts into empty places; returns texts that end with their first token.
+    fn fill<'p>(
+        &mut self,
+        waiting: &mut impl Iterator<Item = (usize, &'p Vec<u32>)>,
+    ) -> Result<Vec<(usize, Generated)>> {
+        let (mut ended, mut is_changed) = (Vec::new(), false);
+        for place in 0..self.texts.len() {
+            while self.texts[place].is_none() {
+                let Some((number, prompt)) = waiting.next() else { break };
+                let (text, finish) = self.begin(number, prompt, place)?;
+                is_changed = true;
+                self.next[place] = text.tokens.last().copied().unwrap_or(0);
+                self.positions[place] = text.tokens.len() as u32 - 1;
+                match finish {
+                    Some(finish) => ended.push(text.finish(finish)),
+                    None => self.texts[place] = Some(text),
+                }
+            }
+        }
+        if is_changed {
+            self.decoder.set(&self.next, &self.positions);
+        }
+        Ok(ended)
+    }
+
+    /// Reads a prompt, takes the first token after it, and puts its cache where the decoder finds it.
+    fn begin(&mut self, number: usize, prompt: &[u32], place: usize) -> Result<(Growing<'g>, Option<Finish>)> {
+        let (generator, settings) = (self.generator, self.settings);
+        let GraphDecoder { machine, pool, .. } = self.decoder;
+        let started = Instant::now();
+        let tokens = if prompt.is_empty() { vec![generator.model.config().bos_token_id] } else { prompt.to_vec() };
+        let prompt = tokens.len();
+        let mut context = Context::new(generator, true, machine, pool);
+        let mut scores = context.scores(&tokens)?;
+        self.decoder.state.put(place, context.state.as_ref().expect("just filled"));
+        let first = generator.choose(&mut scores, &tokens, prompt, &settings.of_text(number), machine);
+        let decoder = StreamDecoder::new(&generator.tokenizer, &settings.stop);
+        let prompt_seconds = started.elapsed().as_secs_f64();
+        let mut text = Growing { number, tokens, prompt, decoder, started, prompt_seconds };
+        let finish = text.push(first, generator, settings, self.decoder.room());
+        Ok((text, finish))
+    }
+
+    /// Generates a token of each text; returns those that end with it.
+    fn step(&mut self) -> Result<Vec<(usize, Generated)>> {
+        self.next = self.decoder.step()?;
+        let mut tokens: Vec<Option<u32>> = self.next.iter().copied().map(Some).collect();
+        if !self.settings.is_greedy() {
+            self.choose(&mut tokens);
+            self.next = tokens.iter().map(|token| token.unwrap_or(0)).collect();
+            self.decoder.set_ids(&self.next);
+        }
+        let mut ended = Vec::new();
+        for (place, token) in tokens.into_iter().enumerate() {
+            let Some(text) = &mut self.texts[place] else { continue };
+            self.positions[place] += 1;
+            if let Some(finish) = text.push(token, self.generator, self.settings, self.decoder.room()) {
+                ended.extend(self.texts[place].take().map(|text| text.finish(finish)));
+                // What stands in an empty place is computed too, and must stay within its room.
+                (self.next[place], self.positions[place]) = (0, 0);
+            }
+        }
+        Ok(ended)
+    }
+
+    /// Chooses tokens by the logits of the last step.
+    fn choose(&self, tokens: &mut [Option<u32>]) {
+        let mut logits = self.decoder.logits();
+        let each = logits.len() / tokens.len();
+        for ((text, token), scores) in self.texts.iter().zip(tokens).zip(logits.chunks_exact_mut(each)) {
+            let Some(text) = text else { continue };
+            let settings = &self.settings.of_text(text.number);
+            *token = self.generator.choose(scores, &text.tokens, text.prompt, settings, self.decoder.machine);
+        }
+    }
+}
+
 impl Generator {
-    /// Generates a text after each prompt, `together` of them at a time where a GPU computes; on a CPU one after the
-    /// other. `receive` gets the number of a prompt and its text when that is complete, in any order, and returns
-    /// `false` to stop. The tokens of a text do not depend on what else is generated beside it, up to rounding of the
-    /// matrix products: eight rows and fewer have one order of summation, more have cuBLASLt's.
-    ///
-    /// On a GPU a text ends where the model's context does; prompts longer than that are refused.
+    /// Generates a text after each prompt, `together` of them at a time where a GPU computes; on a CPU, and where a
+    /// prompt fills the context, one after the other. `receive` gets the number of a prompt and its text when that is
+    /// complete, in any order, and returns `false` to stop. The tokens of a text do not depend on what else is
+    /// generated beside it, up to rounding of the matrix products: eight rows and fewer have one order of summation,
+    /// more have cuBLASLt's. Texts side by side end where the model's context does.
     ///
     /// # Errors
-    /// Where a setting is out of range, a prompt too long, or the model computes NaN.
+    /// Where a setting is out of range, or the model computes NaN.
     pub fn generate_all(
         &self,
         prompts: &[Vec<u32>],
@@ -164,111 +252,48 @@ impl Generator {
         receive: &mut (dyn FnMut(usize, Generated) -> bool + Send),
     ) -> Result<()> {
         settings.check()?;
-        rayon::scope(|_| self.generate_all_in_pool(prompts, settings, together, machine, receive))
-    }
-
-    fn generate_all_in_pool(
-        &self,
-        prompts: &[Vec<u32>],
-        settings: &Generation,
-        together: usize,
-        machine: &Machine,
-        receive: &mut (dyn FnMut(usize, Generated) -> bool + Send),
-    ) -> Result<()> {
-        let pool = Pool::new();
-        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0).max(1);
-        let places = together.clamp(1, prompts.len().max(1));
-        let fits = longest < self.model.max_len();
-        let decoder = match fits && settings.cache && settings.max_tokens > 0 {
-            true => GraphDecoder::new(self, machine, &pool, places, longest.saturating_add(settings.max_tokens)),
-            false => None,
-        };
-        let Some(mut decoder) = decoder else {
-            for (number, prompt) in prompts.iter().enumerate() {
-                let settings = &settings.of_text(number);
-                let generated = self.generate_in_pool(prompt, settings, machine, &mut |_| true)?;
-                if !receive(number, generated) {
-                    break;
-                }
-            }
-            return Ok(());
-        };
-        let mut texts: Vec<Option<Growing<'_>>> = (0..places).map(|_| None).collect();
-        let (mut waiting, mut positions) = (prompts.iter().enumerate(), vec![0; places]);
-        let mut next = vec![0; places];
-        loop {
-            let mut is_changed = false;
-            for place in 0..places {
-                while texts[place].is_none() {
-                    let Some((number, prompt)) = waiting.next() else { break };
-                    let (text, ended) = self.begin(number, prompt, settings, &mut decoder, place)?;
-                    is_changed = true;
-                    (next[place], positions[place]) = (*text.tokens.last().unwrap_or(&0), text.tokens.len() as u32 - 1);
-                    match ended {
-                        Some(finish) => {
-                            let (number, generated) = text.finish(finish);
-                            if !receive(number, generated) {
-                                return Ok(());
-                            }
-                        }
-                        None => texts[place] = Some(text),
+        rayon::scope(|_| {
+            let pool = Pool::new();
+            let Some(mut places) = self.places(prompts, settings, together, machine, &pool) else {
+                for (number, prompt) in prompts.iter().enumerate() {
+                    let text = self.generate_in_pool(prompt, &settings.of_text(number), machine, &mut |_| true)?;
+                    if !receive(number, text) {
+                        break;
                     }
                 }
-            }
-            if texts.iter().all(Option::is_none) {
                 return Ok(());
-            }
-            if is_changed {
-                decoder.set(&next, &positions);
-            }
-            next = decoder.step()?;
-            if !settings.is_greedy() {
-                let mut logits = decoder.logits();
-                let each = logits.len() / places;
-                for ((text, next), scores) in texts.iter().zip(&mut next).zip(logits.chunks_exact_mut(each)) {
-                    let Some(text) = text else { continue };
-                    let settings = &settings.of_text(text.number);
-                    *next = self.choose(scores, &text.tokens, text.prompt, settings, machine).unwrap_or(NO_TOKEN);
+            };
+            let mut waiting = prompts.iter().enumerate();
+            loop {
+                let mut ended = places.fill(&mut waiting)?;
+                if places.texts.iter().any(Option::is_some) {
+                    ended.extend(places.step()?);
+                } else if ended.is_empty() {
+                    return Ok(());
                 }
-                decoder.set_ids(&next.iter().map(|&id| if id == NO_TOKEN { 0 } else { id }).collect::<Vec<_>>());
-            }
-            for place in 0..places {
-                let Some(text) = &mut texts[place] else { continue };
-                positions[place] += 1;
-                let token = Some(next[place]).filter(|&id| id != NO_TOKEN);
-                if let Some(finish) = text.push(token, self, settings, decoder.room()) {
-                    let (number, generated) = texts[place].take().expect("just seen").finish(finish);
-                    // What stands in an empty place is computed too, and must stay within its room.
-                    (next[place], positions[place]) = (0, 0);
-                    if !receive(number, generated) {
-                        return Ok(());
-                    }
+                if !ended.into_iter().all(|(number, text)| receive(number, text)) {
+                    return Ok(());
                 }
             }
-        }
+        })
     }
 
-    /// Reads a prompt, takes the first token after it, and puts its cache where the decoder finds it.
-    fn begin<'g>(
+    /// Empty places for texts side by side; `None` where they are generated one after the other.
+    fn places<'g>(
         &'g self,
-        number: usize,
-        prompt: &[u32],
+        prompts: &[Vec<u32>],
         settings: &'g Generation,
-        decoder: &mut GraphDecoder<'_>,
-        place: usize,
-    ) -> Result<(Growing<'g>, Option<Finish>)> {
-        let started = Instant::now();
-        let tokens = if prompt.is_empty() { vec![self.model.config().bos_token_id] } else { prompt.to_vec() };
-        let prompt = tokens.len();
-        let mut context = super::Context::empty();
-        let mut scores = context.scores(self, &tokens, true, decoder.machine, decoder.pool)?;
-        finite::check(&scores, &self.parameters)?;
-        decoder.state.put(place, context.state.as_ref().expect("just filled"));
-        let first = self.choose(&mut scores, &tokens, prompt, &settings.of_text(number), decoder.machine);
-        let stream = StreamDecoder::new(&self.tokenizer, &settings.stop);
-        let prompt_seconds = started.elapsed().as_secs_f64();
-        let mut text = Growing { number, tokens, prompt, decoder: stream, started, prompt_seconds };
-        let ended = text.push(first, self, settings, decoder.room());
-        Ok((text, ended))
+        together: usize,
+        machine: &'g Machine,
+        pool: &'g Pool<f32>,
+    ) -> Option<Places<'g>> {
+        let longest = prompts.iter().map(Vec::len).max()?.max(1);
+        if longest >= self.model.max_len() || !settings.cache || settings.max_tokens == 0 {
+            return None;
+        }
+        let count = together.clamp(1, prompts.len());
+        let decoder = GraphDecoder::new(self, machine, pool, count, longest.saturating_add(settings.max_tokens))?;
+        let texts = (0..count).map(|_| None).collect();
+        Some(Places { generator: self, settings, decoder, texts, next: vec![0; count], positions: vec![0; count] })
     }
 }
