@@ -165,7 +165,8 @@ impl CublasLt {
         if sizes[0] == 0 || sizes[1] == 0 {
             return Ok(());
         }
-        let alignment = [pointers.a, pointers.b, pointers.c].map(alignment);
+        let added = if add { pointers.added } else { pointers.c };
+        let alignment = [pointers.a, pointers.b, pointers.c | added].map(alignment);
         let key = Key { sizes, a, b, c, c_stride, add, epilogue, alignment };
         let prepared = match self.prepared.get(&key) {
             Some(prepared) => *prepared,
@@ -200,7 +201,7 @@ impl CublasLt {
                 pointers.a,
                 a as Handle,
                 &beta,
-                pointers.c,
+                added,
                 c as Handle,
                 pointers.c,
                 c as Handle,

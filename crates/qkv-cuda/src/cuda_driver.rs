@@ -2,10 +2,12 @@
 //! returns, also when it fails: the context that the caller's thread had current, PyTorch's or candle's, stays current.
 //! Failures carry the driver's message.
 
+mod small_copy;
+
 use crate::cache::{Cache, Key};
 use crate::cublas::CublasLt;
 use crate::device::{Device, Stream};
-use crate::driver::{Driver, Kernel, Module, Source, TensorMap};
+use crate::driver::{Driver, Kernel, Module, PendingCopy, Source, TensorMap};
 use crate::error::{Error, Result};
 use crate::libcuda::{
     CAPTURE_RELAXED, Code, LaunchAttribute, LaunchConfig, LibCuda, MAX_DYNAMIC_SHARED_BYTES, NO_DEVICE,
@@ -14,6 +16,7 @@ use crate::libcuda::{attribute, tensor_map};
 use crate::matmul::Matmul;
 use crate::nvrtc::Compiler;
 use crate::staging::{HALF, STAGING_BYTES, Staging};
+use small_copy::{Slots, SmallCopy};
 use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -35,6 +38,8 @@ pub(crate) struct CudaDriver {
     modules: Mutex<HashMap<String, Arc<dyn Module>>>,
     /// For copies between host and device.
     staging: Mutex<Option<(Staging, StagingEvents)>>,
+    /// For copies that are taken later.
+    slots: Slots,
     /// Loaded with the first product.
     cublas: OnceLock<Result<Mutex<CublasLt>>>,
 }
@@ -143,6 +148,7 @@ impl CudaDriver {
             cache,
             modules: Mutex::default(),
             staging: Mutex::default(),
+            slots: Slots::default(),
             cublas: OnceLock::new(),
         })
     }
@@ -305,6 +311,11 @@ impl Driver for CudaDriver {
             }
             Ok(())
         })
+    }
+
+    fn read_later(&self, from: u64, bytes: usize, stream: Stream) -> Result<Box<dyn PendingCopy>> {
+        let begin = |_: &LibCuda| SmallCopy::begin((self.cuda, self.context), &self.slots, from, bytes, stream);
+        Ok(Box::new(self.call(begin)?))
     }
 
     fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()> {

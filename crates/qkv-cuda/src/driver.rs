@@ -40,6 +40,12 @@ pub(crate) trait Module: Send + Sync + Debug + Any {
     fn any(&self) -> &dyn Any;
 }
 
+/// Bytes on their way to the host.
+pub(crate) trait PendingCopy: Send + Sync + Debug {
+    /// Waits for them, and not for what was put on the stream after them.
+    fn take(self: Box<Self>) -> Result<Vec<u8>>;
+}
+
 pub(crate) trait Driver: Send + Sync + Debug {
     fn device(&self) -> &Device;
     fn allocate(&self, bytes: usize) -> Result<u64>;
@@ -48,6 +54,8 @@ pub(crate) trait Driver: Send + Sync + Debug {
     fn write(&self, to: u64, from: &[u8], stream: Stream) -> Result<()>;
     /// Copies to the host, after everything on the stream.
     fn read(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<()>;
+    /// Begins a copy of a few bytes to the host, after what is on the stream now.
+    fn read_later(&self, from: u64, bytes: usize, stream: Stream) -> Result<Box<dyn PendingCopy>>;
     /// Copies within the device.
     fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn zero(&self, ptr: u64, bytes: usize, stream: Stream) -> Result<()>;

@@ -2,7 +2,7 @@
 //! thread into a fiber. For tests on machines without a GPU. TMA and Hopper's kernels are not emulated.
 
 use crate::device::{Device, Stream};
-use crate::driver::{Driver, Kernel, Module, Source, TensorMap};
+use crate::driver::{Driver, Kernel, Module, PendingCopy, Source, TensorMap};
 use crate::error::{Error, Result};
 use crate::matmul::Matmul;
 use crate::program::EMULATION_HEADER;
@@ -37,6 +37,16 @@ struct Loaded(Library, Mutex<()>);
 impl Module for Loaded {
     fn any(&self) -> &dyn Any {
         self
+    }
+}
+
+/// What was read when the copy began: nothing is pending on a CPU.
+#[derive(Debug)]
+struct Copied(Vec<u8>);
+
+impl PendingCopy for Copied {
+    fn take(self: Box<Self>) -> Result<Vec<u8>> {
+        Ok(self.0)
     }
 }
 
@@ -143,6 +153,12 @@ impl Driver for EmulatedDriver {
         // SAFETY: likewise.
         to.copy_from_slice(unsafe { slice::from_raw_parts(from as *const u8, to.len()) });
         Ok(())
+    }
+
+    fn read_later(&self, from: u64, bytes: usize, stream: Stream) -> Result<Box<dyn PendingCopy>> {
+        let mut copy = vec![0; bytes];
+        self.read(&mut copy, from, stream)?;
+        Ok(Box::new(Copied(copy)))
     }
 
     fn copy(&self, to: u64, from: u64, bytes: usize, _: Stream) -> Result<()> {

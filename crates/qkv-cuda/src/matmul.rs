@@ -24,8 +24,8 @@ pub(crate) enum Epilogue {
     Gelu,
 }
 
-/// `C [m, n] = A [m, k] · B [k, n]` or, with `add`, `C += A · B`, accumulated in f32. `bias` and `before` have the type
-/// of `C`.
+/// `C [m, n] = A [m, k] · B [k, n]` or, with `add`, `C = A · B + added`, accumulated in f32. `added` may be `C` itself and
+/// has its rows; `bias` and `before` have its type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matmul {
     pub sizes: [usize; 3],
@@ -45,6 +45,7 @@ pub(crate) struct MatmulPointers {
     pub a: u64,
     pub b: u64,
     pub c: u64,
+    pub added: u64,
     pub bias: u64,
     pub before: u64,
 }
@@ -69,7 +70,7 @@ impl Matmul {
                     }
                     let at = i * c_stride + j;
                     if self.add {
-                        sum += get(pointers.c, c, at);
+                        sum += get(pointers.added, c, at);
                     }
                     if self.epilogue != Epilogue::None {
                         sum += get(pointers.bias, c, j);

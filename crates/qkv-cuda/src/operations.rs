@@ -35,7 +35,7 @@ mod speech;
 mod training;
 
 pub use additive::AdditiveCall;
-pub use array::{Array, Kind};
+pub use array::{Array, Fetched, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
 pub use decoding::{DecodeBatch, FewRowsProduct, NO_TOKEN};
 pub use graph::Graph;
@@ -49,10 +49,10 @@ use crate::device::Stream;
 use crate::driver::{Driver, Kernel};
 use crate::error::{Error, Result};
 use crate::memory::Dtype;
-use crate::plan::Plan;
 use crate::program;
 use crate::{Cuda, Device};
 use array::DeviceMemory;
+use attention::Plans;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,7 +74,7 @@ struct Shared {
     failed: OnceLock<Error>,
     /// By the bits of their elements.
     constants: Mutex<HashMap<Vec<u32>, Array>>,
-    plans: Mutex<HashMap<String, Result<Arc<Plan>>>>,
+    plans: Mutex<Plans>,
     bytes_read: AtomicU64,
     /// Counters of blocks, zero between launches.
     arrived: OnceLock<Array>,
@@ -154,7 +154,7 @@ impl Operations {
         }
     }
 
-    fn plans(&self) -> MutexGuard<'_, HashMap<String, Result<Arc<Plan>>>> {
+    fn plans(&self) -> MutexGuard<'_, Plans> {
         self.shared.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -18,6 +18,7 @@
 //! | `plan` | data and model of a recipe, before a step is taken |
 //! | `tuning` | what of the model is trained |
 //! | `saving` | validation, the best model and checkpoints of a run |
+//! | `submitted_step` | a step whose results a GPU may still be computing |
 //! | `validation` | metrics on the dev set |
 //! | `checkpoint` | what a run resumes from |
 //! | `lock` | one process per run folder |
@@ -36,6 +37,7 @@ mod optimizer_shard;
 mod picture_data;
 mod plan;
 mod saving;
+mod submitted_step;
 mod together;
 mod trained_model;
 mod tuning;
@@ -58,13 +60,14 @@ use context::ContextGroup;
 use dataset::{Dataset, TrainBatch};
 use lock::{LOCK, RunLock};
 use optimizer_shard::OptimizerShard;
-use qkv_nn::{Device, Gradients, Loss, Machine, Moments, Parameters, Pool, Tape};
+use qkv_nn::{Device, Gradients, Loss, Machine, Moments, Parameters, Pending, Pool, Tape};
 use qkv_ranks::{Ranks, launch};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+use submitted_step::SubmittedStep;
 use together::RunHeader;
 use trained_model::TrainedModel;
 
@@ -414,7 +417,7 @@ impl Run {
         let ranks = self.ranks.clone();
         let leaves = train.accumulate * self.recipe.parallel.context;
         let mut sum = GradientSum::over(leaves, ranks.clone(), self.buckets.clone(), self.shard.is_none());
-        let mut epoch = None;
+        let (mut epoch, mut submitted) = (None, None);
         let mut clock = Instant::now();
         while self.progress.step < train.steps {
             if self.progress.stale > train.patience && train.patience > 0 {
@@ -422,6 +425,9 @@ impl Run {
                 return Ok(Outcome::NoBetter);
             }
             if together::any(stop.load(Ordering::Relaxed), &ranks)? {
+                if let Some(before) = submitted.take() {
+                    watcher.step(&self.account(before, clock.elapsed().as_secs_f64(), &ranks)?);
+                }
                 self.save(watcher)?;
                 return Ok(Outcome::Interrupted);
             }
@@ -458,33 +464,21 @@ impl Run {
             }
             let mut gradients = sum.finish(step_sum, last)?;
             let norm = self.update(step, &mut gradients)?;
-            // A device has computed all of it by now.
-            self.machine.check()?;
-            let losses: Vec<(Loss, f64)> = losses.iter().map(|(loss, penalty)| (loss.read(), penalty.read())).collect();
-            let (loss, penalty) = together::sum_losses(&losses, &ranks)?;
-            let mean = loss.smoothed / loss.rows.max(1) as f64;
-            if !(mean + penalty).is_finite() || !norm.is_finite() {
-                let place = format!("epoch {}, batch {}", self.progress.epoch, self.progress.batch);
-                let what = format!("the loss is {mean} and the gradient norm {norm} at step {step} ({place})");
-                return Err(Error::invalid(what)
-                    .with_hint("lower `train.lr`, raise `train.warmup`, or set a smaller `train.clip`"));
-            }
             sum.give_back(gradients);
+            let losses = losses.iter().map(|(loss, penalty)| (loss.fetch(), penalty.fetch())).collect();
+            let Progress { epoch: in_epoch, batch, .. } = self.progress;
+            let now = SubmittedStep { step, epoch: in_epoch, batch, losses, norm };
             self.progress.step = step;
-            let averages = &mut self.progress.averages;
-            averages.add(&loss, penalty);
-            let event = Event {
-                step,
-                steps: train.steps,
-                epoch: self.progress.epoch,
-                loss: averages.loss(),
-                perplexity: crate::metrics::perplexity(averages.nll()),
-                penalty: averages.penalty(),
-                rate: train.rate(step),
-                norm,
-                tokens: averages.tokens,
-                seconds: clock.elapsed().as_secs_f64(),
-            };
+            // A GPU computes this step while the results of the one before are read.
+            if let Some(before) = submitted.replace(now) {
+                watcher.step(&self.account(before, clock.elapsed().as_secs_f64(), &ranks)?);
+            }
+            if self.machine.cuda().is_some() && !self.pauses_after(step) {
+                continue;
+            }
+            self.machine.check()?;
+            let now = submitted.take().expect("just submitted");
+            let event = self.account(now, clock.elapsed().as_secs_f64(), &ranks)?;
             watcher.step(&event);
             if step.is_multiple_of(train.log.max(1)) || step == train.steps {
                 self.files.as_mut().map_or(Ok(()), |files| files.metrics.write(&event))?;
@@ -510,15 +504,16 @@ impl Run {
     }
 
     /// A step of the optimizer and of the running average. Returns the norm of the gradient before clipping.
-    fn update(&mut self, step: u64, gradients: &mut Gradients<f32>) -> Result<f64> {
+    fn update(&mut self, step: u64, gradients: &mut Gradients<f32>) -> Result<Pending<f64>> {
         let (train, machine) = (&self.recipe.train, &self.machine);
         let weights = self.model.parameters_mut();
         if let Some(shard) = &mut self.shard {
-            return shard.step(train, step, weights, gradients, machine);
+            return shard.step(train, step, weights, gradients, machine).map(Pending::from);
         }
         let (rate, clip) = (train.rate(step), train.clip.max(0.0));
         let norm = train.adam.step_clipped(weights, gradients, &mut self.moments, rate, clip, machine);
-        if let Some(average) = self.average.as_mut().filter(|_| norm.is_finite()) {
+        // Where the norm is not finite, the run ends.
+        if let Some(average) = self.average.as_mut() {
             average.average(weights, train.average_decay(step), machine);
         }
         Ok(norm)

@@ -5,6 +5,7 @@ use crate::float::Float;
 use crate::loops::{AdamWUpdate, StepFactors};
 use crate::machine::Machine;
 use crate::parameters::{Gradients, Param, Parameters};
+use crate::pending::Pending;
 use qkv_cuda::operations::{Kind, Operations, OptimizerTable, ParameterArrays};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -87,7 +88,7 @@ impl AdamW {
     }
 
     /// The same along gradients that are clipped to the global norm `clip`, unless that is 0. Returns their norm before
-    /// clipping; where it is not finite, nothing is changed.
+    /// clipping; where it is not finite, no weight and no moment is changed.
     pub fn step_clipped<T: Float>(
         &self,
         parameters: &mut Parameters<T>,
@@ -96,19 +97,19 @@ impl AdamW {
         rate: f64,
         clip: f64,
         machine: &Machine,
-    ) -> f64 {
+    ) -> Pending<f64> {
         if let Some(operations) = machine.cuda() {
             self.step_on_cuda(parameters, gradients, moments, rate, clip, operations);
-            let norm = moments.table.as_ref().map_or(0.0, |table| operations.read_norm(table));
-            moments.steps -= u64::from(!norm.is_finite());
-            return norm;
+            let Some(table) = &moments.table else { return 0.0.into() };
+            let norm = operations.fetch_norm(table);
+            return Pending::later(move || norm.read::<f64>()[0]);
         }
         let norm = gradients.norm(machine);
         if norm.is_finite() {
             let factor = if clip > 0.0 && norm > clip { clip / norm } else { 1.0 };
             self.step_on_cpu(parameters, gradients, moments, rate, factor, machine);
         }
-        norm
+        norm.into()
     }
 
     /// Along the gradients times `factor`.

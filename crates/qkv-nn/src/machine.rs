@@ -151,6 +151,14 @@ impl Machine {
         self.cuda.as_ref().map_or(Ok(()), Operations::check)
     }
 
+    /// Reports the first failure of a device that is known, without waiting.
+    ///
+    /// # Errors
+    /// That failure.
+    pub fn failed(&self) -> Result<(), qkv_cuda::Error> {
+        self.cuda.as_ref().and_then(Operations::failed).map_or(Ok(()), Err)
+    }
+
     /// Number of threads.
     pub fn threads(&self) -> usize {
         self.threads

@@ -7,6 +7,7 @@ use crate::context::SharedContext;
 use crate::float::Float;
 use crate::machine::Machine;
 use crate::parameters::{Gradients, Param, Parameters};
+use crate::pending::Pending;
 use crate::pool::Pool;
 use crate::tensor::Tensor;
 use qkv::Scratch;
@@ -72,8 +73,15 @@ pub struct PendingPenalty {
 impl PendingPenalty {
     /// Their sum.
     pub fn read(&self) -> f64 {
-        let found = self.on_device.as_ref().map(|(operations, totals)| operations.read_scalars::<f64>(totals)[0]);
-        self.known + found.unwrap_or(0.0)
+        self.fetch().read()
+    }
+
+    /// Begins to copy their sum to the host, as it is after the work so far.
+    pub fn fetch(&self) -> Pending<f64> {
+        let known = self.known;
+        let Some((operations, totals)) = &self.on_device else { return known.into() };
+        let totals = operations.fetch(totals);
+        Pending::later(move || known + totals.read::<f64>()[0])
     }
 }
 

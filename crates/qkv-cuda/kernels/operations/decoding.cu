@@ -96,9 +96,11 @@ __device__ __forceinline__ void add_products(const Eight& w, const T* x, int col
 
 // y[r, o] = Σᵢ x[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output, each
 // weight read once, x by way of shared memory. The order of a row's sum depends neither on the other rows nor on ROWS.
+// With a residual, one matrix, y += residual.
 template <int ROWS>
 __device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], const T* const (&bias)[3],
-                                         T* const (&y)[3], u32 rows, int inner, const int (&outputs)[3]) {
+                                         T* const (&y)[3], const T* residual, u32 rows, int inner,
+                                         const int (&outputs)[3]) {
     constexpr int TILE = STAGED / ROWS, STEP = 32 * EIGHT;
     __shared__ Words staged[STAGED * sizeof(T) / 16];
     const T* tile = (const T*)staged;
@@ -142,16 +144,19 @@ __device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], con
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
         float sum = warp_sum(sums[row]);
-        if (first == 0 && row < int(rows))
-            to[u64(row) * across + output] = narrow(sum + (added ? widen(added[output]) : 0.0f));
+        if (first > 0 || row >= int(rows)) continue;
+        u64 at = u64(row) * across + output;
+        if (added) sum += widen(added[output]);
+        if (residual) sum += widen(residual[at]);
+        to[at] = narrow(sum);
     }
 }
 
 #define FEW_ROWS(ROWS)                                                                                           \
     extern "C" __global__ void few_rows_##ROWS(const T* x, const T* w0, const T* w1, const T* w2, const T* b0,   \
-                                               const T* b1, const T* b2, T* y0, T* y1, T* y2, u32 rows, int inner, \
-                                               int o0, int o1, int o2) {                                         \
-        few_rows<ROWS>(x, {w0, w1, w2}, {b0, b1, b2}, {y0, y1, y2}, rows, inner, {o0, o1, o2});                  \
+                                               const T* b1, const T* b2, T* y0, T* y1, T* y2,                    \
+                                               const T* residual, u32 rows, int inner, int o0, int o1, int o2) { \
+        few_rows<ROWS>(x, {w0, w1, w2}, {b0, b1, b2}, {y0, y1, y2}, residual, rows, inner, {o0, o1, o2});        \
     }
 
 FEW_ROWS(1)

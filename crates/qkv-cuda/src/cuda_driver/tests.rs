@@ -127,3 +127,23 @@ fn copies_of_any_length_arrive_whole() {
     assert_eq!(fake.count("fake_depth"), 0);
     assert!(fake.count("fake_pageable") == 0, "a copy went past the page-locked memory");
 }
+
+#[test]
+fn a_copy_that_is_taken_later_has_what_was_there_when_it_began() {
+    let Some(fake) = Fake::new() else { return };
+    let driver = &fake.driver;
+    let ptr = driver.allocate(8).unwrap();
+    driver.write(ptr, &[1; 8], Stream(0)).unwrap();
+    let first = driver.read_later(ptr, 8, Stream(0)).unwrap();
+    driver.write(ptr, &[2; 8], Stream(0)).unwrap();
+    let second = driver.read_later(ptr, 8, Stream(0)).unwrap();
+    driver.write(ptr, &[3; 8], Stream(0)).unwrap();
+    assert_eq!([first.take().unwrap(), second.take().unwrap()], [vec![1; 8], vec![2; 8]]);
+    // One that nobody takes gives its memory back, and so does one that was taken.
+    drop(driver.read_later(ptr, 8, Stream(0)).unwrap());
+    assert_eq!(driver.read_later(ptr, 8, Stream(0)).unwrap().take().unwrap(), [3; 8]);
+    assert_eq!(driver.slots.unused(), 2);
+    assert!(driver.read_later(ptr, 65, Stream(0)).is_err(), "more bytes than a slot has");
+    driver.free(ptr);
+    assert_eq!(fake.count("fake_depth"), 0);
+}

@@ -1,7 +1,7 @@
 //! Device memory that is allocated once and reused, and the arrays in it.
 
 use super::Operations;
-use crate::driver::Driver;
+use crate::driver::{Driver, PendingCopy};
 use crate::error::{Error, Result};
 use crate::memory::{Dtype, Scalar};
 use half::bf16;
@@ -359,6 +359,18 @@ impl Operations {
         data
     }
 
+    /// Begins to copy a few numbers to the host, as they are after the work so far. Reading them later waits for that
+    /// work alone, so that the host can be a step ahead of the device.
+    pub fn fetch(&self, array: &Array) -> Fetched {
+        let copy = match self.failed() {
+            None => self.driver().read_later(array.ptr(), array.bytes(), self.shared.stream),
+            Some(error) => Err(error),
+        };
+        self.shared.bytes_read.fetch_add(array.bytes() as u64, Ordering::Relaxed);
+        let copy = copy.map_err(|error| self.remember(Err(error))).ok();
+        Fetched { operations: self.clone(), copy, len: array.len, kind: array.kind }
+    }
+
     /// Copies an array into another of its type and length.
     ///
     /// # Panics
@@ -404,6 +416,37 @@ impl Operations {
         let copy = self.empty(array.kind, array.len, "a copy");
         self.copy(&copy, array);
         copy
+    }
+}
+
+/// Numbers on their way to the host: see [`Operations::fetch`].
+#[derive(Debug)]
+pub struct Fetched {
+    operations: Operations,
+    /// `None` after a failure.
+    copy: Option<Box<dyn PendingCopy>>,
+    len: usize,
+    kind: Kind,
+}
+
+impl Fetched {
+    /// The numbers; zeros after a failure.
+    ///
+    /// # Panics
+    /// Where the type has another size.
+    pub fn read<S: Scalar>(self) -> Vec<S> {
+        assert_eq!(size_of::<S>(), self.kind.size(), "a scalar of another size");
+        let mut data = vec![S::default(); self.len];
+        let Some(copy) = self.copy else { return data };
+        match copy.take() {
+            Ok(bytes) => {
+                // SAFETY: every bit pattern is a value of the sealed scalar types.
+                let into = unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(&*data)) };
+                into.copy_from_slice(&bytes);
+            }
+            Err(error) => self.operations.remember(Err(error)),
+        }
+        data
     }
 }
 

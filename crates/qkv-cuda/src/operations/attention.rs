@@ -7,6 +7,7 @@ use crate::plan::{Plan, PlanOptions};
 use crate::tensors::{Gradients, Outputs, Tensors, Upstreams, Vector};
 use crate::workspace::Workspace;
 use qkv::Attention;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// An attention and its inputs on the device.
@@ -56,6 +57,19 @@ pub struct AttentionGradients {
     pub parameters: [Option<Array>; 3],
 }
 
+/// What a plan depends on besides the description.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PlanKey {
+    /// Of every tensor, in the order of [`Tensors::shapes`].
+    shapes: [Vec<usize>; 14],
+    /// Whether queries, keys and values begin at 16 bytes.
+    alignment: [bool; 3],
+    backward: bool,
+}
+
+/// Plans of each key, with their descriptions.
+pub(super) type Plans = HashMap<PlanKey, Vec<(Attention, Result<Arc<Plan>>)>>;
+
 /// `[B, L, H·D]` as `[B, H, L, D]`.
 fn heads_of(array: &Array, batch: usize, length: usize, heads: usize) -> Strided {
     let width = array.len() / (batch * length).max(1);
@@ -91,18 +105,20 @@ impl Operations {
         let AttentionCall { attention, backward, .. } = call;
         let aligned = |tensor: &Strided| tensor.ptr.is_multiple_of(16);
         let alignment = [&tensors.q, &tensors.k, &tensors.v].map(aligned);
-        let key = format!("{attention:?} {:?} {alignment:?} {backward}", tensors.shapes());
-        if let Some(plan) = self.plans().get(&key) {
+        let key = PlanKey { shapes: tensors.shapes().map(|(_, shape)| shape), alignment, backward: *backward };
+        if let Some(plans) = self.plans().get(&key)
+            && let Some((_, plan)) = plans.iter().find(|(planned, _)| planned == attention)
+        {
             return plan.clone();
         }
         let options = PlanOptions::default().backward(*backward);
         let dtype = self.shared.dtype;
         let plan = self.shared.cuda.plan(attention, dtype, attention.place, tensors, options).map(Arc::new);
         let mut plans = self.plans();
-        if plans.len() >= MAX_PLANS {
+        if plans.values().map(Vec::len).sum::<usize>() >= MAX_PLANS {
             plans.clear();
         }
-        plans.insert(key, plan.clone());
+        plans.entry(key).or_default().push((attention.clone(), plan.clone()));
         plan
     }
 

@@ -68,6 +68,8 @@ pub struct FewRowsProduct<'a> {
     pub y: &'a Array,
     /// Rows of the matrix.
     pub outputs: usize,
+    /// What is added, `[rows, outputs]`, where this is the only matrix.
+    pub residual: Option<&'a Array>,
 }
 
 /// The most rows of [`few_rows`](Operations::few_rows).
@@ -138,7 +140,7 @@ impl Operations {
         unsafe { self.launch("next_token", [batch.len(), 1], &arguments) };
     }
 
-    /// `y = x · Wᵀ + bias` with up to three matrices, for at most eight rows, as one launch; `false`, and nothing is
+    /// `y = x · Wᵀ + bias + residual` with up to three matrices, for at most eight rows, as one launch; `false`, and nothing is
     /// done, where there are more, or where rows do not begin at 16 bytes. The bits of a row do not depend on the
     /// others.
     ///
@@ -152,6 +154,8 @@ impl Operations {
             return false;
         }
         assert!(products.len() <= 3, "three matrices at most");
+        let residual = products.iter().find_map(|product| product.residual);
+        assert!(residual.is_none() || products.len() == 1, "a residual of one matrix");
         let name = match rows {
             0..=1 => "few_rows_1",
             2 => "few_rows_2",
@@ -164,11 +168,12 @@ impl Operations {
         let bias = |product: &FewRowsProduct<'_>| product.bias.map_or(0, |bias| bias.expect(kind, product.outputs));
         let bias = [0, 1, 2].map(|at| of(at, &bias));
         let y = [0, 1, 2].map(|at| of(at, &|product| product.y.expect(kind, rows * product.outputs)));
-        let pointers = [&[x.expect(kind, rows * inner)][..], &w, &bias, &y].concat();
+        let residual = residual.map_or(0, |residual| residual.expect(kind, rows * outputs[0]));
+        let pointers = [&[x.expect(kind, rows * inner)][..], &w, &bias, &y, &[residual]].concat();
         let numbers = [&[rows, inner][..], &outputs].concat();
         let grid = [if rows == 0 { 0 } else { outputs.iter().sum::<usize>().div_ceil(8) }, 1];
         let arguments: Vec<Argument> = pointers.into_iter().map(Ptr).chain(numbers.into_iter().map(count)).collect();
-        // SAFETY: `few_rows_N(const T* × 7, T* × 3, u32, int × 4)`, a warp of eight for each output.
+        // SAFETY: `few_rows_N(const T* × 7, T* × 3, const T*, u32, int × 4)`, a warp of eight for each output.
         unsafe { self.launch(name, grid, &arguments) };
         true
     }

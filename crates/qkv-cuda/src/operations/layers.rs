@@ -97,13 +97,25 @@ const COLUMNS: usize = 256;
 /// Blocks of columns that a matrix may have.
 const MAX_COLUMN_BLOCKS: usize = 4096;
 
+/// What is added to a product before it is stored.
+#[derive(Clone, Copy, Debug, Default)]
+struct ProductSum<'a> {
+    /// As long as `C`, or `C` itself.
+    added: Option<&'a Array>,
+    /// One for each column.
+    bias: Option<&'a Array>,
+    /// Where the sum goes, before GELU is applied.
+    before: Option<&'a Array>,
+}
+
 impl Operations {
     /// `C [m, n] = A [m, k] · B [k, n]` or, with `add`, `C += A · B`, accumulated in f32.
     ///
     /// # Panics
     /// Where an array is too short.
     pub fn product(&self, c: &Array, a: Factor<'_>, b: Factor<'_>, [m, n, k]: [usize; 3], add: bool) {
-        self.matmul(c, n, a, b, [m, n, k], add, None, None);
+        let added = add.then_some(c);
+        self.matmul((c, n), a, b, [m, n, k], ProductSum { added, ..ProductSum::default() });
     }
 
     /// The same to rows of `C` that begin `stride` elements apart.
@@ -111,19 +123,28 @@ impl Operations {
     /// # Panics
     /// Where an array is too short.
     pub fn product_strided(&self, c: &Array, stride: usize, a: Factor<'_>, b: Factor<'_>, [m, n, k]: [usize; 3]) {
-        self.matmul(c, stride, a, b, [m, n, k], false, None, None);
+        self.matmul((c, stride), a, b, [m, n, k], ProductSum::default());
     }
 
-    /// `y [m, n] = x [m, k] · Wᵀ + bias`, with `W [n, k]` and `bias [n]` in the type of `y`.
+    /// `y [m, n] = x [m, k] · Wᵀ + bias + residual`, with `W [n, k]`, `bias [n]` and `residual [m, n]` in the type of
+    /// `y`.
     ///
     /// # Panics
     /// Where an array is too short.
-    pub fn linear(&self, y: &Array, x: &Array, w: &Array, bias: Option<&Array>, sizes: [usize; 3]) {
-        let [rows, outputs, inner] = sizes;
-        let few = x.len() == rows * inner && self.few_rows(x, rows, &[FewRowsProduct { w, bias, y, outputs }]);
-        if !few {
-            self.matmul(y, sizes[1], Factor::new(x), Factor::transposed(w), sizes, false, bias, None);
+    pub fn linear(
+        &self,
+        y: &Array,
+        x: &Array,
+        w: &Array,
+        [bias, residual]: [Option<&Array>; 2],
+        [rows, outputs, inner]: [usize; 3],
+    ) {
+        let product = FewRowsProduct { w, bias, y, outputs, residual };
+        if x.len() == rows * inner && self.few_rows(x, rows, &[product]) {
+            return;
         }
+        let sum = ProductSum { added: residual, bias, before: None };
+        self.matmul((y, outputs), Factor::new(x), Factor::transposed(w), [rows, outputs, inner], sum);
     }
 
     /// `before = x · Wᵀ + bias` and `y = GELU(before)`, by the hyperbolic tangent.
@@ -131,20 +152,18 @@ impl Operations {
     /// # Panics
     /// Where an array is too short.
     pub fn linear_gelu(&self, y: &Array, before: &Array, x: &Array, w: &Array, bias: &Array, sizes: [usize; 3]) {
-        self.matmul(y, sizes[1], Factor::new(x), Factor::transposed(w), sizes, false, Some(bias), Some(before));
+        let sum = ProductSum { added: None, bias: Some(bias), before: Some(before) };
+        self.matmul((y, sizes[1]), Factor::new(x), Factor::transposed(w), sizes, sum);
     }
 
-    #[allow(clippy::too_many_arguments)] // Of one private function, named by the three above.
+    /// To rows of `c` that begin so many elements apart.
     fn matmul(
         &self,
-        c: &Array,
-        c_stride: usize,
+        (c, c_stride): (&Array, usize),
         a: Factor<'_>,
         b: Factor<'_>,
         [m, n, k]: [usize; 3],
-        add: bool,
-        bias: Option<&Array>,
-        before: Option<&Array>,
+        ProductSum { added, bias, before }: ProductSum<'_>,
     ) {
         if m == 0 || n == 0 || self.failed().is_some() {
             return;
@@ -155,6 +174,7 @@ impl Operations {
             a: a_ptr,
             b: b_ptr,
             c: c.expect(kind, (m - 1) * c_stride + n),
+            added: added.map_or(0, |added| added.expect(kind, (m - 1) * c_stride + n)),
             bias: bias.map_or(0, |bias| bias.expect(kind, n)),
             before: before.map_or(0, |before| before.expect(kind, m * n)),
         };
@@ -164,7 +184,7 @@ impl Operations {
             (None, None) => Epilogue::None,
         };
         let c = if kind == Kind::F32 { Dtype::F32 } else { Dtype::Bf16 };
-        let call = Matmul { sizes: [m, n, k], a, b, c, c_stride, add, epilogue, pointers };
+        let call = Matmul { sizes: [m, n, k], a, b, c, c_stride, add: added.is_some(), epilogue, pointers };
         // SAFETY: every array is as long as the sizes say.
         self.remember(unsafe { self.driver().matmul(&call, self.shared.stream) });
     }

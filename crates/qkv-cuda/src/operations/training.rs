@@ -1,7 +1,7 @@
 //! The loss, and the optimizer over all parameters in one launch.
 
 use super::launch::{Argument, count};
-use super::{Array, Kind, Operations};
+use super::{Array, Fetched, Kind, Operations};
 use Argument::{F32, Ptr, U32};
 
 /// The arrays of one trained parameter.
@@ -204,9 +204,9 @@ impl Operations {
         unsafe { self.launch("moving_average", grid, &[&pointers[..], &[F32(decay), count(len)]].concat()) };
     }
 
-    /// The norm that was computed last, after all work.
-    pub fn read_norm(&self, table: &OptimizerTable) -> f64 {
-        self.read_scalars::<f64>(&table.norm)[0]
+    /// The norm that was computed last, on its way to the host: one f64.
+    pub fn fetch_norm(&self, table: &OptimizerTable) -> Fetched {
+        self.fetch(&table.norm)
     }
 }
 

@@ -1,7 +1,7 @@
 //! One layer of a Transformer: self-attention, cross-attention in a decoder, feed-forward, each with its norm and
 //! residual connection.
 
-use super::{AttentionConfig, Builder, FeedForward, FeedKind, KvCache, MultiHead, Norm, NormKind};
+use super::{AttentionConfig, Builder, FeedForward, FeedKind, KvCache, Linear, MultiHead, Norm, NormKind};
 use crate::float::Float;
 use crate::ops::rotary::Angles;
 use crate::tape::{Tape, Var};
@@ -102,27 +102,38 @@ impl Block {
         Ok(Block { self_attn, self_norm, cross, feed, feed_norm, norm: *norm, dropout: *dropout })
     }
 
-    /// `x + dropout(sublayer(x))`, with the norm before or after.
+    /// `x + dropout(output(sublayer(x)))`, with the norm before or after. `output` is the sublayer's last linear layer: on
+    /// a device, the residual is added by its product.
     fn add<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: Var<T>,
-        norm: &Norm,
+        (norm, output): (&Norm, Linear),
         sublayer: impl FnOnce(&mut Tape<'_, T>, &Var<T>) -> qkv::Result<Var<T>>,
     ) -> qkv::Result<Var<T>> {
         match self.norm {
             NormPlace::Pre => {
                 let normalized = norm.forward(tape, &x);
-                let y = sublayer(tape, &normalized)?;
+                let inner = sublayer(tape, &normalized)?;
                 drop(normalized);
-                Ok(tape.residual(&x, y, self.dropout))
+                Ok(output.added(tape, &inner, &x, self.dropout))
             }
             NormPlace::Post => {
-                let y = sublayer(tape, &x)?;
-                let sum = tape.residual(&x, y, self.dropout);
+                let inner = sublayer(tape, &x)?;
+                let sum = output.added(tape, &inner, &x, self.dropout);
                 Ok(norm.forward(tape, &sum))
             }
         }
+    }
+
+    /// Norm and last linear layer of self-attention.
+    fn own(&self) -> (&Norm, Linear) {
+        (&self.self_norm, self.self_attn.output())
+    }
+
+    /// Norm and last linear layer of the feed-forward sublayer.
+    fn last(&self) -> (&Norm, Linear) {
+        (&self.feed_norm, self.feed.output())
     }
 
     /// All tokens at once: `x [B, N, C]`, of which the first `lengths[b]` are no padding, rotated by `angles` where
@@ -155,11 +166,12 @@ impl Block {
         memory: Option<(&Var<T>, Option<&[usize]>)>,
     ) -> qkv::Result<Var<T>> {
         let mut x =
-            self.add(tape, x, &self.self_norm, |tape, x| self.self_attn.forward(tape, x, x, lengths, lengths, angles))?;
+            self.add(tape, x, self.own(), |tape, x| self.self_attn.heads(tape, x, x, lengths, lengths, angles))?;
         if let (Some((cross, norm)), Some((memory, key_lengths))) = (&self.cross, memory) {
-            x = self.add(tape, x, norm, |tape, x| cross.forward(tape, x, memory, key_lengths, lengths, None))?;
+            let sublayer = (norm, cross.output());
+            x = self.add(tape, x, sublayer, |tape, x| cross.heads(tape, x, memory, key_lengths, lengths, None))?;
         }
-        self.add(tape, x, &self.feed_norm, |tape, x| Ok(self.feed.forward(tape, x)))
+        self.add(tape, x, self.last(), |tape, x| Ok(self.feed.inner(tape, x)))
     }
 
     /// Packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`: each token attends within its segment.
@@ -176,10 +188,10 @@ impl Block {
     ) -> qkv::Result<Var<T>> {
         let (block, segments, angles) = (self.clone(), segments.clone(), angles.cloned());
         let run = move |tape: &mut Tape<'_, T>, x: Var<T>| {
-            let x = block.add(tape, x, &block.self_norm, |tape, x| {
+            let x = block.add(tape, x, block.own(), |tape, x| {
                 block.self_attn.forward_segments(tape, x, &segments, angles.as_ref())
             })?;
-            block.add(tape, x, &block.feed_norm, |tape, x| Ok(block.feed.forward(tape, x)))
+            block.add(tape, x, block.last(), |tape, x| Ok(block.feed.inner(tape, x)))
         };
         if tape.recomputes() { tape.recomputed(x, run) } else { run(tape, x) }
     }
@@ -195,8 +207,8 @@ impl Block {
         x: Var<T>,
         lengths: &[usize],
     ) -> qkv::Result<Var<T>> {
-        let x = self.add(tape, x, &self.self_norm, |tape, x| self.self_attn.forward_packed(tape, x, lengths))?;
-        self.add(tape, x, &self.feed_norm, |tape, x| Ok(self.feed.forward(tape, x)))
+        let x = self.add(tape, x, self.own(), |tape, x| self.self_attn.forward_packed(tape, x, lengths))?;
+        self.add(tape, x, self.last(), |tape, x| Ok(self.feed.inner(tape, x)))
     }
 
     /// Caches for `batch` sequences: an empty one for self-attention, and one for cross-attention filled from the
@@ -263,19 +275,20 @@ impl Block {
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
         let start = own.len();
-        let mut x = self.add(tape, x, &self.self_norm, |tape, x| self.self_attn.step(tape, x, own, angles))?;
+        let mut x = self.add(tape, x, self.own(), |tape, x| self.self_attn.step(tape, x, own, angles))?;
         if let (Some((cross, norm)), Some(memory)) = (&self.cross, memory) {
             let &[batch, new, width] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
             let shared = memory.batch() == 1 && batch > 1 && lengths.is_none();
-            x = self.add(tape, x, norm, |tape, x| match shared {
+            x = self.add(tape, x, (norm, cross.output()), |tape, x| match shared {
                 true => {
                     let together = x.clone().reshaped(&[1, batch * new, width]);
-                    let y = cross.attend_cache(tape, &together, memory, None, 0)?;
-                    Ok(y.reshaped(&[batch, new, width]))
+                    let heads = cross.attend_cache(tape, &together, memory, None, 0)?;
+                    let across = heads.value().width();
+                    Ok(heads.reshaped(&[batch, new, across]))
                 }
                 false => cross.attend_cache(tape, x, memory, lengths, start),
             })?;
         }
-        self.add(tape, x, &self.feed_norm, |tape, x| Ok(self.feed.forward(tape, x)))
+        self.add(tape, x, self.last(), |tape, x| Ok(self.feed.inner(tape, x)))
     }
 }

@@ -62,14 +62,24 @@ impl FeedForward {
 
     /// `[.., C]` to `[.., C]`.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>) -> Var<T> {
-        let inner = match self.gate {
+        let inner = self.inner(tape, x);
+        self.fc2.forward(tape, &inner)
+    }
+
+    /// The second linear layer.
+    pub(super) fn output(&self) -> Linear {
+        self.fc2
+    }
+
+    /// `dropout(activation(W₁ x + b₁))`: the input of the second linear layer.
+    pub(super) fn inner<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>) -> Var<T> {
+        match self.gate {
             None => self.fc1.activated(tape, x, self.activation, self.dropout),
             Some(gate) => {
                 let [gate, up] = tape.linear_together(x, [gate, self.fc1].map(|layer| (layer.weight, layer.bias)));
                 let inner = tape.swiglu(&gate, &up);
                 tape.dropout(inner, self.dropout)
             }
-        };
-        self.fc2.forward(tape, &inner)
+        }
     }
 }

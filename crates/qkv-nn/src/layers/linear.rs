@@ -33,6 +33,11 @@ impl Linear {
         self.activated(tape, x, Activation::None, 0.0)
     }
 
+    /// `residual + dropout(x Wᵀ + b)`.
+    pub fn added<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>, residual: &Var<T>, dropout: f64) -> Var<T> {
+        tape.linear_residual(x, self.weight, self.bias, residual, dropout)
+    }
+
     /// `dropout(activation(x Wᵀ + b))`.
     pub fn activated<T: Float>(
         &self,

@@ -126,6 +126,25 @@ impl MultiHead {
         query_lengths: Option<&[usize]>,
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
+        let heads = self.heads(tape, x, memory, key_lengths, query_lengths, angles)?;
+        Ok(self.out.forward(tape, &heads))
+    }
+
+    /// The output projection.
+    pub(super) fn output(&self) -> Linear {
+        self.out
+    }
+
+    /// The heads of [`forward`](MultiHead::forward) before the output projection: `[B, N, Hq·D]`.
+    pub(super) fn heads<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: &Var<T>,
+        memory: &Var<T>,
+        key_lengths: Option<&[usize]>,
+        query_lengths: Option<&[usize]>,
+        angles: Option<&Angles<T>>,
+    ) -> qkv::Result<Var<T>> {
         let q = project(tape, self.q, x, angles);
         let k = project(tape, self.k, memory, angles);
         let v = self.v.forward(tape, memory);
@@ -133,17 +152,15 @@ impl MultiHead {
         if let Some(guide) = self.config.guide {
             tape.guide(&q, &k, guide, &options)?;
         }
-        let attended = tape.attend(&q, &k, &v, None, &options)?;
-        drop((q, k, v));
-        Ok(self.out.forward(tape, &attended))
+        tape.attend(&q, &k, &v, None, &options)
     }
 
-    /// Self-attention of packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`: `[B, N, C]`. A token
-    /// attends within its segment. `angles` are those of each token's position in its segment.
+    /// The heads of packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`. A token attends within its
+    /// segment. `angles` are those of each token's position in its segment.
     ///
     /// # Errors
     /// As [`Tape::attend`].
-    pub fn forward_segments<T: Float>(
+    pub(super) fn forward_segments<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: &Var<T>,
@@ -154,26 +171,21 @@ impl MultiHead {
         let k = project(tape, self.k, x, angles);
         let v = self.v.forward(tape, x);
         let options = AttendOptions { segments: Some(segments), ..self.options() };
-        let attended = tape.attend(&q, &k, &v, None, &options)?;
-        drop((q, k, v));
-        Ok(self.out.forward(tape, &attended))
+        tape.attend(&q, &k, &v, None, &options)
     }
 
-    /// Self-attention within packed sequences `x [1, T, C]` of these lengths: `[1, T, C]`. For inference; see
-    /// [`Tape::attend_packed`].
+    /// The heads within packed sequences `x [1, T, C]` of these lengths. For inference; see [`Tape::attend_packed`].
     ///
     /// # Errors
     /// As [`Tape::attend`].
-    pub fn forward_packed<T: Float>(
+    pub(super) fn forward_packed<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: &Var<T>,
         lengths: &[usize],
     ) -> qkv::Result<Var<T>> {
         let [q, k, v] = [self.q, self.k, self.v].map(|projection| projection.forward(tape, x));
-        let attended = tape.attend_packed([&q, &k, &v], lengths, &self.options())?;
-        drop((q, k, v));
-        Ok(self.out.forward(tape, &attended))
+        tape.attend_packed([&q, &k, &v], lengths, &self.options())
     }
 
     /// An empty cache for `batch` sequences.
@@ -201,12 +213,12 @@ impl MultiHead {
         cache.fill(k.value(), v.value())
     }
 
-    /// Decodes new tokens `x [B, new, C]`: appends their keys and values to the cache, then attends to all of it.
+    /// The heads of new tokens `x [B, new, C]`: appends their keys and values to the cache, then attends to all of it.
     /// `angles` are those of the new positions.
     ///
     /// # Errors
     /// As [`Tape::attend`].
-    pub fn step<T: Float>(
+    pub(super) fn step<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: &Var<T>,
@@ -216,26 +228,24 @@ impl MultiHead {
         let start = cache.len();
         let [q, k, v] = tape.linear_together(x, [self.q, self.k, self.v].map(|linear| (linear.weight, linear.bias)));
         if let Some(q) = cache.append_counted(q.value(), k.value(), v.value(), angles)? {
-            let attended = tape.attend_cached(&tape.constant(q), cache, &self.options())?;
-            return Ok(self.out.forward(tape, &attended));
+            return tape.attend_cached(&tape.constant(q), cache, &self.options());
         }
         let [q, k] = [q, k].map(|y| rotated(tape, y, angles));
         cache.append(k.value(), v.value())?;
         // A prompt into an empty cache is a full forward pass, in tiles.
-        let attended = if start == 0 && x.shape()[1] > 1 {
-            tape.attend(&q, &k, &v, None, &self.options())?
+        if start == 0 && x.shape()[1] > 1 {
+            tape.attend(&q, &k, &v, None, &self.options())
         } else {
-            tape.attend_cached(&q, cache, &AttendOptions { start, ..self.options() })?
-        };
-        Ok(self.out.forward(tape, &attended))
+            tape.attend_cached(&q, cache, &AttendOptions { start, ..self.options() })
+        }
     }
 
-    /// Attends from new tokens `x [B, new, C]`, the first at position `start`, to a cache that stays as it is: the
+    /// The heads of new tokens `x [B, new, C]`, the first at position `start`, over a cache that stays as it is: the
     /// cross-attention of a decoding step.
     ///
     /// # Errors
     /// As [`Tape::attend`].
-    pub fn attend_cache<T: Float>(
+    pub(super) fn attend_cache<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: &Var<T>,
@@ -245,8 +255,7 @@ impl MultiHead {
     ) -> qkv::Result<Var<T>> {
         let q = self.q.forward(tape, x);
         let options = AttendOptions { key_lengths, start, ..self.options() };
-        let attended = tape.attend_cached(&q, cache, &options)?;
-        Ok(self.out.forward(tape, &attended))
+        tape.attend_cached(&q, cache, &options)
     }
 }
 

@@ -46,6 +46,8 @@ struct LinearBackward<T: Float> {
     activation: Activation,
     saved: Saved<T>,
     dropout: Option<DropoutMask>,
+    /// What was added to the output.
+    residual: Option<usize>,
 }
 
 impl<T: Float> Tape<'_, T> {
@@ -115,7 +117,13 @@ impl<T: Float> Tape<'_, T> {
         let matrices = layers.map(|(w, b)| (rounded(w), b.map(rounded)));
         let into = ys.each_ref().map(|(y, outputs)| (y.array(operations), *outputs));
         let products: Vec<_> = (matrices.iter().zip(&into))
-            .map(|((w, bias), (y, outputs))| FewRowsProduct { w, bias: bias.as_ref(), y, outputs: *outputs })
+            .map(|((w, bias), (y, outputs))| FewRowsProduct {
+                w,
+                bias: bias.as_ref(),
+                y,
+                outputs: *outputs,
+                residual: None,
+            })
             .collect();
         let done = operations.few_rows(&x.value.array(operations), x.value.rows(), &products);
         done.then(|| ys.map(|(y, _)| self.constant(y)))
@@ -150,7 +158,7 @@ impl<T: Float> Tape<'_, T> {
             }
             (bias, before) => {
                 let to = before.as_mut().map_or(array.clone(), |before| before.array_mut(operations));
-                operations.linear(&to, &input, &matrix, bias.as_ref(), sizes);
+                operations.linear(&to, &input, &matrix, [bias.as_ref(), None], sizes);
                 false
             }
         };
@@ -181,17 +189,88 @@ impl<T: Float> Tape<'_, T> {
             }
             _ => None,
         };
-        let input = match &x.source {
-            Some(source) if adapter.is_none() && source.before.width() == x.value.width() => {
-                SavedInput::Activation(source.clone())
-            }
-            _ => SavedInput::Tensor(x.value.clone()),
+        let input = match adapter {
+            Some(_) => Some(SavedInput::Tensor(x.value.clone())),
+            None => self.parameters.is_trained(w).then(|| self.saved_input(x)),
         };
-        let input = (adapter.is_some() || self.parameters.is_trained(w)).then_some(input);
         let (x, shape) = (x.slot, x.shape().to_vec());
-        let y =
-            self.record(y, depends, || LinearBackward { x, shape, input, adapter, w, b, activation, saved, dropout });
+        let y = self.record(y, depends, || LinearBackward {
+            x,
+            shape,
+            input,
+            adapter,
+            w,
+            b,
+            activation,
+            saved,
+            dropout,
+            residual: None,
+        });
         Var { source, ..y }
+    }
+
+    /// `residual + dropout(x Wᵀ + b)`, with a residual `[.., O]`.
+    ///
+    /// # Panics
+    /// Where the shapes do not fit.
+    pub fn linear_residual(
+        &mut self,
+        x: &Var<T>,
+        w: Param,
+        b: Option<Param>,
+        residual: &Var<T>,
+        dropout: f64,
+    ) -> Var<T> {
+        let is_dropped = dropout > 0.0 && self.has_noise();
+        if let Some(operations) = self.machine.cuda().filter(|_| !is_dropped && self.parameters.adapter(w).is_none()) {
+            return self.linear_residual_on_cuda(operations, x, w, b, residual);
+        }
+        let y = self.linear(x, w, b, Activation::None, 0.0);
+        self.residual(residual, y, dropout)
+    }
+
+    /// The same as one product, without dropout.
+    fn linear_residual_on_cuda(
+        &mut self,
+        operations: &Operations,
+        x: &Var<T>,
+        w: Param,
+        b: Option<Param>,
+        residual: &Var<T>,
+    ) -> Var<T> {
+        let &[out, inner] = self.parameters.shape(w) else { panic!("`{}` is no matrix", self.parameters.name(w)) };
+        let shape = [&x.shape()[..x.shape().len() - 1], &[out]].concat();
+        assert_eq!((x.value.width(), residual.shape()), (inner, &shape[..]), "shapes of `{}`", self.parameters.name(w));
+        let mut y = Tensor::activations(operations, &shape); // (R, O)
+        let bias = b.map(|b| self.parameters.rounded_array(b, operations));
+        let [input, added] = [x, residual].map(|var| var.value.array(operations));
+        let matrix = self.parameters.rounded_array(w, operations);
+        let sizes = [x.value.rows(), out, inner];
+        operations.linear(&y.array_mut(operations), &input, &matrix, [bias.as_ref(), Some(&added)], sizes);
+        let depends = self.depends(&[x.slot, residual.slot], &[Some(w), b]);
+        let input = self.parameters.is_trained(w).then(|| self.saved_input(x));
+        let (x, shape, residual) = (x.slot, x.shape().to_vec(), residual.slot);
+        let (activation, saved) = (Activation::None, Saved::Nothing);
+        self.record(y, depends, || LinearBackward {
+            x,
+            shape,
+            input,
+            adapter: None,
+            w,
+            b,
+            activation,
+            saved,
+            dropout: None,
+            residual,
+        })
+    }
+
+    /// The input of a layer without adapter, which may be recomputed.
+    fn saved_input(&self, x: &Var<T>) -> SavedInput<T> {
+        match &x.source {
+            Some(source) if source.before.width() == x.value.width() => SavedInput::Activation(source.clone()),
+            _ => SavedInput::Tensor(x.value.clone()),
+        }
     }
 
     /// `y = x Wᵀ` from packed matrices, in inference; `false`, and every `y` untouched, where there are none.
@@ -285,7 +364,18 @@ impl<T: Float> Tape<'_, T> {
         let is_needed = adapter.is_some() || self.parameters.is_trained(w);
         let input = is_needed.then(|| SavedInput::Tensor(x.value.clone()));
         let (x, shape) = (x.slot, x.shape().to_vec());
-        self.record(y, depends, || LinearBackward { x, shape, input, adapter, w, b, activation, saved, dropout })
+        self.record(y, depends, || LinearBackward {
+            x,
+            shape,
+            input,
+            adapter,
+            w,
+            b,
+            activation,
+            saved,
+            dropout,
+            residual: None,
+        })
     }
 }
 
@@ -371,6 +461,9 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
 
 impl<T: Float> LinearBackward<T> {
     fn backward_on_cuda(self, operations: &Operations, mut upstream: Tensor<T>, context: &mut BackwardContext<'_, T>) {
+        if self.residual.is_some() {
+            context.add(self.residual, upstream.clone());
+        }
         let &[out, inner] = context.parameters.shape(self.w) else { unreachable!("forward had a matrix") };
         let rows = self.shape[..self.shape.len() - 1].iter().product();
         let saved = match &self.saved {

@@ -7,6 +7,7 @@
 use crate::float::Float;
 use crate::loops::{CrossEntropyRow, RowLoss};
 use crate::parameters::Param;
+use crate::pending::Pending;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, Factor, Kind, Operations, logits_stride};
@@ -80,20 +81,32 @@ impl PendingLoss {
 
     /// The loss.
     pub fn read(&self) -> Loss {
+        self.fetch().read()
+    }
+
+    /// Begins to copy it to the host, as it is after the work so far.
+    pub fn fetch(&self) -> Pending<Loss> {
         match &self.0 {
-            LossState::Known(loss) => *loss,
+            LossState::Known(loss) => (*loss).into(),
             LossState::OnDevice(operations, totals) => {
-                let totals = operations.read_scalars::<f64>(totals);
-                let [smoothed, nll] = [totals[0], totals[1]];
-                Loss { smoothed, nll, right: totals[2] as usize, rows: totals[3] as usize }
+                let totals = operations.fetch(totals);
+                Pending::later(move || {
+                    let totals = totals.read::<f64>();
+                    let [smoothed, nll] = [totals[0], totals[1]];
+                    Loss { smoothed, nll, right: totals[2] as usize, rows: totals[3] as usize }
+                })
             }
             LossState::Sum(parts, rows) => {
+                let parts: Vec<(f64, Pending<Loss>)> =
+                    parts.iter().map(|(factor, part)| (*factor, part.fetch())).collect();
                 let mut sum = Loss { rows: *rows, ..Loss::default() };
-                for (factor, part) in parts.iter().map(|(factor, part)| (factor, part.read())) {
-                    sum.smoothed += factor * part.smoothed;
-                    sum.nll += factor * part.nll;
-                }
-                sum
+                Pending::later(move || {
+                    for (factor, part) in parts.into_iter().map(|(factor, part)| (factor, part.read())) {
+                        sum.smoothed += factor * part.smoothed;
+                        sum.nll += factor * part.nll;
+                    }
+                    sum
+                })
             }
         }
     }

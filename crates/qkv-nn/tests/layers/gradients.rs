@@ -228,6 +228,22 @@ fn a_linear_map_without_bias_used_twice() {
 }
 
 #[test]
+fn a_linear_map_that_is_added_to_what_is_there() {
+    let p = parameters(&[&[16, 24], &[16], &[24, 16]]);
+    let [w, b, v] = ["p0", "p1", "p2"].map(|name| p.find(name).unwrap());
+    // Rows that a kernel of their own multiplies on a device, and more; a residual that is used again.
+    for rows in [1, 3, 8, 9] {
+        for (bias, dropout) in [(None, 0.0), (Some(b), 0.0), (Some(b), 0.3)] {
+            let inputs = [numbers(&[rows, 24], 1), numbers(&[rows, 16], 2)];
+            check(&format!("{rows} rows, {bias:?}, {dropout}"), &p, &inputs, &|tape, x| {
+                let y = tape.linear_residual(&x[0], w, bias, &x[1], dropout);
+                (Some(tape.linear_residual(&y, v, None, &x[0], 0.0)), 0.0)
+            });
+        }
+    }
+}
+
+#[test]
 fn sums_and_dropout() {
     let p = parameters(&[]);
     check("sums", &p, &[numbers(&[3, 70], 1), numbers(&[3, 70], 2)], &|tape, x| {

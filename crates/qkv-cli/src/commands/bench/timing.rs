@@ -16,13 +16,21 @@ pub(crate) struct Timing {
 
 impl Timing {
     /// Repeats a call for some seconds, at least once.
-    pub fn of(seconds: f64, mut call: impl FnMut()) -> Timing {
+    pub fn of(seconds: f64, call: impl FnMut()) -> Timing {
+        Timing::of_groups(seconds, 1, call, || ())
+    }
+
+    /// Repeats groups of calls, of which each goes on while a device still computes the one before, and waits at the end
+    /// of each group. The time of a call is its share of its group's.
+    pub fn of_groups(seconds: f64, group: usize, mut call: impl FnMut(), mut wait: impl FnMut()) -> Timing {
         (0..WARM_UP).for_each(|_| call());
+        wait();
         let (begin, mut times) = (Instant::now(), Vec::new());
         while times.is_empty() || begin.elapsed().as_secs_f64() < seconds {
             let start = Instant::now();
-            call();
-            times.push(start.elapsed().as_secs_f64() * 1e3);
+            (0..group).for_each(|_| call());
+            wait();
+            times.push(start.elapsed().as_secs_f64() * 1e3 / group as f64);
         }
         let best_ms = times.iter().copied().fold(f64::INFINITY, f64::min);
         Timing { best_ms, median_ms: median(times).expect("at least one call") }

@@ -49,7 +49,7 @@ impl Training<'_> {
             }
         }
         let mut gradients = sum.finish(step_sum, last)?;
-        adam.step_clipped(parameters, &mut gradients, moments, 1e-4, 1.0, machine);
+        adam.step_clipped(parameters, &mut gradients, moments, 1e-4, 1.0, machine).read();
         sum.give_back(gradients);
         Ok(())
     }

@@ -1,0 +1,61 @@
+//! A step that was submitted, and its loss and gradient norm, which a GPU may still be computing. They are read after the
+//! next step was submitted, so that the GPU does not wait for the host between steps; before a run logs, validates or
+//! saves, everything is read.
+
+use super::{LossAverages, Run, events::Event, together};
+use crate::{Error, Result};
+use qkv_nn::{Loss, Pending};
+use qkv_ranks::Ranks;
+
+/// What is known of a step when all its work is submitted.
+#[derive(Debug)]
+pub(super) struct SubmittedStep {
+    pub step: u64,
+    pub epoch: u64,
+    /// The number of its last batch in the epoch.
+    pub batch: u64,
+    /// Losses and penalties of its own micro-batches.
+    pub losses: Vec<(Pending<Loss>, Pending<f64>)>,
+    /// Of the gradient, before clipping.
+    pub norm: Pending<f64>,
+}
+
+impl Run {
+    /// Whether something follows step `step` that needs all results: a line of the log, a validation, a checkpoint.
+    pub(super) fn pauses_after(&self, step: u64) -> bool {
+        let train = &self.recipe.train;
+        let every = [train.log.max(1), train.validate, train.save];
+        step == train.steps || every.into_iter().any(|every| step.is_multiple_of(every))
+    }
+
+    /// Reads the results of a step and adds them to the averages. `seconds` have passed since the last line of the log.
+    pub(super) fn account(&mut self, submitted: SubmittedStep, seconds: f64, ranks: &Ranks) -> Result<Event> {
+        let SubmittedStep { step, epoch, batch, losses, norm } = submitted;
+        let losses: Vec<(Loss, f64)> =
+            losses.into_iter().map(|(loss, penalty)| (loss.read(), penalty.read())).collect();
+        let norm = norm.read();
+        self.machine.failed()?;
+        let (loss, penalty) = together::sum_losses(&losses, ranks)?;
+        let mean = loss.smoothed / loss.rows.max(1) as f64;
+        if !(mean + penalty).is_finite() || !norm.is_finite() {
+            let place = format!("epoch {epoch}, batch {batch}");
+            let what = format!("the loss is {mean} and the gradient norm {norm} at step {step} ({place})");
+            let hint = "lower `train.lr`, raise `train.warmup`, or set a smaller `train.clip`";
+            return Err(Error::invalid(what).with_hint(hint));
+        }
+        let averages: &mut LossAverages = &mut self.progress.averages;
+        averages.add(&loss, penalty);
+        Ok(Event {
+            step,
+            steps: self.recipe.train.steps,
+            epoch,
+            loss: averages.loss(),
+            perplexity: crate::metrics::perplexity(averages.nll()),
+            penalty: averages.penalty(),
+            rate: self.recipe.train.rate(step),
+            norm,
+            tokens: averages.tokens,
+            seconds,
+        })
+    }
+}
