@@ -24,8 +24,8 @@ pub(crate) enum Epilogue {
     Gelu,
 }
 
-/// `C [m, n] = A [m, k] · B [k, n]` or, with `add`, `C = A · B + added`, accumulated in f32. `added` may be `C` itself and
-/// has its rows; `bias` and `before` have its type.
+/// `C [m, n] = A [m, k] · B [k, n]` or, with `add`, `C = A · B + added`, accumulated in f32. `added` may be `C` itself,
+/// and has its rows; `bias` and `before` have its type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matmul {
     pub sizes: [usize; 3],

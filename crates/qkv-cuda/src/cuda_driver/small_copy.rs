@@ -1,5 +1,5 @@
-//! Copies of a few bytes to the host that are begun now and taken later: each goes to page-locked memory of its own, with
-//! an event, so that the host waits for the work before the copy and not for what was put on the stream after it.
+//! Copies of a few bytes to the host that are begun now and taken later: each goes to page-locked memory of its own,
+//! with an event, so that the host waits for the work before the copy and not for what was put on the stream after it.
 
 use super::{PushedContext, check, handle};
 use crate::device::Stream;

@@ -140,9 +140,9 @@ impl Operations {
         unsafe { self.launch("next_token", [batch.len(), 1], &arguments) };
     }
 
-    /// `y = x · Wᵀ + bias + residual` with up to three matrices, for at most eight rows, as one launch; `false`, and nothing is
-    /// done, where there are more, or where rows do not begin at 16 bytes. The bits of a row do not depend on the
-    /// others.
+    /// `y = x · Wᵀ + bias + residual` with up to three matrices, for at most eight rows, as one launch; `false`, and
+    /// nothing is done, where there are more, or where rows do not begin at 16 bytes. The bits of a row do not depend
+    /// on the others.
     ///
     /// # Panics
     /// Where there are more matrices, or an array is too short.

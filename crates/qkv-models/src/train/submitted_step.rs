@@ -1,6 +1,6 @@
-//! A step that was submitted, and its loss and gradient norm, which a GPU may still be computing. They are read after the
-//! next step was submitted, so that the GPU does not wait for the host between steps; before a run logs, validates or
-//! saves, everything is read.
+//! A step that was submitted, and its loss and gradient norm, which a GPU may still be computing. They are read after
+//! the next step was submitted, so that the GPU does not wait for the host between steps; before a run logs, validates
+//! or saves, everything is read.
 
 use super::{LossAverages, Run, events::Event, together};
 use crate::{Error, Result};

@@ -102,8 +102,8 @@ impl Block {
         Ok(Block { self_attn, self_norm, cross, feed, feed_norm, norm: *norm, dropout: *dropout })
     }
 
-    /// `x + dropout(output(sublayer(x)))`, with the norm before or after. `output` is the sublayer's last linear layer: on
-    /// a device, the residual is added by its product.
+    /// `x + dropout(output(sublayer(x)))`, with the norm before or after. `output` is the sublayer's last linear layer:
+    /// on a device, the residual is added by its product.
     fn add<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,

@@ -155,8 +155,8 @@ impl MultiHead {
         tape.attend(&q, &k, &v, None, &options)
     }
 
-    /// The heads of packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`. A token attends within its
-    /// segment. `angles` are those of each token's position in its segment.
+    /// The heads of packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`. A token attends within
+    /// its segment. `angles` are those of each token's position in its segment.
     ///
     /// # Errors
     /// As [`Tape::attend`].

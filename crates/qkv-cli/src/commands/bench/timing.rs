@@ -20,8 +20,8 @@ impl Timing {
         Timing::of_groups(seconds, 1, call, || ())
     }
 
-    /// Repeats groups of calls, of which each goes on while a device still computes the one before, and waits at the end
-    /// of each group. The time of a call is its share of its group's.
+    /// Repeats groups of calls, each of which may go on while a device still computes the one before, and waits at the
+    /// end of each group. The time of a call is its share of its group's.
     pub fn of_groups(seconds: f64, group: usize, mut call: impl FnMut(), mut wait: impl FnMut()) -> Timing {
         (0..WARM_UP).for_each(|_| call());
         wait();
