@@ -9,7 +9,9 @@
 `train` trains what a recipe for tags or classes asks for with `transformers`: AdamW with decay on matrices alone, the recipe's
 schedule, clipping and batches of tokens by length. It prints the metric on the dev set at every validation, seconds a step and the
 peak of resident memory. `adapters` makes a small Llama, trains adapters with `qkv` and with `peft`, and compares the logits of each
-in the other program. `text` continues a causal model on text, whole or with `peft`'s LoRA, and prints the loss on the dev text.
+in the other program. `text` continues a causal model on text, whole or with `peft`'s LoRA, over the same rows in the same order as
+`qkv train` with that seed, and from the same adapter where `--start` names one. It prints the loss of every step and that of the
+dev text. The adapter of step 0 is that of a run of one step with a learning rate of 1e-30.
 """
 
 import argparse
@@ -91,21 +93,21 @@ def optimizer(model, train):
 
 
 class Clock:
-    """Seconds of the steps, of the clock and of the processor, and the peak of resident memory."""
+    """Seconds of the steps after the first, of the clock and of the processor, and the peak of resident memory."""
 
     def __init__(self):
-        self.seconds, self.cpu, self.steps = 0.0, 0.0, 0
+        self.seconds, self.cpu = [], []
 
     def step(self, body):
         start, cpu = time.perf_counter(), time.process_time()
         body()
-        self.seconds += time.perf_counter() - start
-        self.cpu += time.process_time() - cpu
-        self.steps += 1
+        self.seconds.append(time.perf_counter() - start)
+        self.cpu.append(time.process_time() - cpu)
 
     def __str__(self):
-        steps, peak = max(self.steps, 1), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return f"{self.seconds / steps:.3f} s and {self.cpu / steps:.3f} s of CPU a step, peak {peak / 2**10:.0f} MiB"
+        mean = lambda steps: sum(steps[1:] or steps) / max(len(steps) - 1, 1)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return f"{mean(self.seconds):.3f} s and {mean(self.cpu):.3f} s of CPU a step, peak {peak / 2**10:.0f} MiB"
 
 
 def train(arguments):
@@ -177,7 +179,7 @@ def train(arguments):
         torch.manual_seed(seed)
         rng = random.Random(seed)
         kind = AutoModelForTokenClassification if tagged else AutoModelForSequenceClassification
-        model = kind.from_pretrained(arguments.model, num_labels=len(labels))
+        model = kind.from_pretrained(arguments.model, num_labels=len(labels), dtype=torch.float32)
         model.train()
         steps, clock, best, queue = settings["steps"], Clock(), 0.0, []
         adam = optimizer(model, settings)
@@ -196,6 +198,9 @@ def train(arguments):
                 adam.zero_grad()
 
             clock.step(body)
+            if step == arguments.timing:
+                print(f"{step} steps: {clock}", flush=True)
+                return
             if step % settings["validate"] == 0 or step == steps:
                 score = measure(model)
                 best = max(best, score)
@@ -203,45 +208,70 @@ def train(arguments):
         print(f"seed {seed}: best {best:.2f}, last {score:.2f}", flush=True)
 
 
+def philox(counter, seed):
+    """Philox-4x32-10, from which `qkv` draws."""
+    words, key = counter, [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(10):
+        first, second = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [second >> 32 ^ words[1] ^ key[0], second & 0xFFFFFFFF, first >> 32 ^ words[3] ^ key[1], first & 0xFFFFFFFF]
+        key = [key[0] + 0x9E3779B9 & 0xFFFFFFFF, key[1] + 0xBB67AE85 & 0xFFFFFFFF]
+    return words
+
+
+def places(seed, epoch, end):
+    """The places of a text where the rows of an epoch start, one after the other, as `qkv` draws them."""
+    block, purpose, reject = 0, 5, (2**32 - end) % end
+    while True:
+        for word in philox([block, purpose, epoch & 0xFFFFFFFF, epoch >> 32], seed ^ 0x7478_6574_2076_6B71):
+            if word * end & 0xFFFFFFFF >= reject:
+                yield word * end >> 32
+        block += 1
+
+
 def text(arguments):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(arguments.seed)
-    rng = random.Random(arguments.seed)
+    device = torch.device(arguments.device)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
     read = lambda path: tokenizer(open(path, encoding="utf-8").read(), add_special_tokens=False)["input_ids"]
     ids, dev = torch.tensor(read(arguments.text)), torch.tensor(read(arguments.dev))
-    if arguments.lora:
+    if arguments.start:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, arguments.start, is_trainable=True)
+    elif arguments.lora:
         from peft import LoraConfig, get_peft_model
 
         targets = ["q_proj", "v_proj"]
         model = get_peft_model(model, LoraConfig(r=arguments.rank, lora_alpha=2 * arguments.rank, target_modules=targets))
-    model.train()
+    model.to(device).train()
     settings = {"lr": arguments.lr, "adam": {"beta2": 0.999, "epsilon": 1e-8}}
     adam, clock, block = optimizer(model, settings), Clock(), arguments.block
+    epoch = max(len(ids) // (block * arguments.rows), 1)
     for step in range(1, arguments.steps + 1):
-        places = [rng.randrange(len(ids) - block) for _ in range(arguments.rows)]
-        rows = torch.stack([ids[at:at + block + 1] for at in places])
+        if (step - 1) % epoch == 0:
+            drawn = places(arguments.seed, (step - 1) // epoch, len(ids) - block)
+        rows = torch.stack([ids[at:at + block + 1] for at in (next(drawn) for _ in range(arguments.rows))]).to(device)
 
         def body():
             loss = torch.nn.functional.cross_entropy(model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for group in adam.param_groups:
                 group["lr"] = arguments.lr * schedule("linear", step, arguments.warmup, arguments.steps)
             adam.step()
             adam.zero_grad()
-            body.loss = loss.item()
+            body.loss, body.norm = loss.item(), norm.item()
 
         clock.step(body)
-        if step % 10 == 0:
-            print(f"step {step} · loss {body.loss:.4f} · {clock}", flush=True)
+        print(f"step {step} · loss {body.loss:.5f} · gradient {body.norm:.4f} · {clock}", flush=True)
     model.eval()
     total, count = 0.0, 0
     with torch.no_grad():
         for start in range(0, (len(dev) - 1) // block * block, block):
-            row = dev[start:start + block + 1][None]
+            row = dev[start:start + block + 1][None].to(device)
             total += torch.nn.functional.cross_entropy(model(row[:, :-1]).logits[0], row[0, 1:], reduction="sum").item()
             count += block
     print(f"dev loss {total / count:.4f} over {count} tokens · {clock}")
@@ -345,6 +375,7 @@ def main():
     one.add_argument("--model", required=True)
     one.add_argument("--data", required=True)
     one.add_argument("--seeds", default="1")
+    one.add_argument("--timing", type=int, default=0, help="stop after so many steps and measure nothing but time and memory")
     one.set_defaults(body=train)
     two = commands.add_parser("adapters")
     two.add_argument("--qkv", default="target/release/qkv")
@@ -354,6 +385,8 @@ def main():
     three.add_argument("--text", required=True)
     three.add_argument("--dev", required=True)
     three.add_argument("--lora", action="store_true")
+    three.add_argument("--start", help="folder of an adapter to start from")
+    three.add_argument("--device", default="cpu")
     for name, value in [("rank", 8), ("steps", 60), ("rows", 4), ("block", 128), ("warmup", 6), ("seed", 1)]:
         three.add_argument(f"--{name}", type=int, default=value)
     three.add_argument("--lr", type=float, default=5e-4)
