@@ -2,9 +2,8 @@
 //! run keeps the configuration and the tokenizer. Modules are called as in `transformers`. Tensors that are trained
 //! whole, such as a new head, are in the same file.
 
-use crate::files::atomic;
 use crate::files::folder::{self, read_json, write_json};
-use crate::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
+use crate::files::tensors::{NamedTensor, Storage, TensorFile};
 use crate::layout::{Form, Layout, Mapped};
 use crate::{Error, Result};
 use qkv_nn::{Adapter, Param, Parameters};
@@ -62,7 +61,7 @@ pub(crate) fn write(
         let Some(first) = adapters.iter().flatten().next().copied() else {
             if parts.iter().all(|&part| parameters.is_trained(part)) {
                 let (shape, values) = layout.tensor(parameters, mapped)?;
-                tensors.push((format!("{PREFIX}{name}"), shape, values));
+                tensors.push((format!("{PREFIX}{name}"), shape, values.into_owned()));
                 if saved.last() != Some(&module) {
                     saved.push(module);
                 }
@@ -84,7 +83,7 @@ pub(crate) fn write(
     let Some((rank, alpha, dropout)) = usual else { return Err(Error::invalid("the model has no adapters")) };
     let named: Vec<NamedTensor<'_>> =
         tensors.iter().map(|(name, shape, values)| NamedTensor { name, shape, values }).collect();
-    atomic::write(folder.join(ADAPTER_WEIGHTS), &to_bytes(&named, Storage::F32)?)?;
+    crate::files::tensors::write(folder.join(ADAPTER_WEIGHTS), &named, Storage::F32)?;
     let transposed = layout.tensors.iter().any(|mapped| mapped.form == Form::Transposed);
     write_json(
         &folder.join(ADAPTER_CONFIG),

@@ -6,9 +6,9 @@ use crate::adapters;
 use crate::chat::{self, Template};
 use crate::files::folder::{self, CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS};
 use crate::files::gguf::{Gguf, MetadataValue};
-use crate::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
+use crate::files::input;
+use crate::files::tensors::{NamedTensor, Storage, TensorFile};
 use crate::files::weights::Weights;
-use crate::files::{atomic, input};
 use crate::layout::{Dialect, Layout, llama};
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Model, ModelConfig, Result};
@@ -116,7 +116,7 @@ impl Checkpoint {
 pub(crate) fn write_model(model: &Model, parameters: &Parameters<f32>, to: &Path, storage: Storage) -> Result<()> {
     let dialect = Dialect::of(model.config());
     let layout = dialect.layout(model.config()).unwrap_or_else(|| Layout::own(parameters));
-    atomic::write(to.join(WEIGHTS), &layout.bytes(parameters, storage)?)?;
+    layout.write(&to.join(WEIGHTS), parameters, storage)?;
     folder::write_json(&to.join(CONFIG), &dialect.write(model.config()))
 }
 
@@ -155,15 +155,12 @@ pub(crate) fn read_parameters(parameters: &mut Parameters<f32>, file: &TensorFil
     Ok(())
 }
 
-/// The bytes of a file with all parameters that are trained under their own names.
-pub(crate) fn parameter_bytes(parameters: &Parameters<f32>, storage: Storage) -> Result<Vec<u8>> {
-    let named: Vec<NamedTensor<'_>> = parameters
-        .trained()
-        .map(|param| NamedTensor {
-            name: parameters.name(param),
-            shape: parameters.shape(param),
-            values: parameters.get(param),
-        })
-        .collect();
-    to_bytes(&named, storage)
+/// The parameters that are trained, as tensors under their own names.
+pub(crate) fn trained_tensors(parameters: &Parameters<f32>) -> Vec<NamedTensor<'_>> {
+    let tensor = |param| NamedTensor {
+        name: parameters.name(param),
+        shape: parameters.shape(param),
+        values: parameters.get(param),
+    };
+    parameters.trained().map(tensor).collect()
 }

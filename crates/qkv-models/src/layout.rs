@@ -13,14 +13,18 @@ pub(crate) mod gpt2;
 pub(crate) mod llama;
 pub(crate) mod vit;
 
-use crate::files::tensors::{NamedTensor, Storage, to_bytes};
+use crate::files::tensors::{self, NamedTensor, Storage};
 use crate::files::weights::Weights;
 use crate::{Architecture, Error, ModelConfig, Result};
 use half::{bf16, f16};
 use qkv_nn::{HalfMatrix, Param, Parameters};
 use qkv_simd::panels::PackedMatrix;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::path::Path;
+
+/// A tensor's shape and its values: the parameter's own memory where they are the same.
+pub(crate) type ShapedValues<'p> = (Vec<usize>, Cow<'p, [f32]>);
 
 /// How a foreign tensor is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,14 +216,17 @@ impl Layout {
     }
 
     /// Shape and values of one tensor as in files.
-    pub(crate) fn tensor(&self, parameters: &Parameters<f32>, mapped: &Mapped) -> Result<(Vec<usize>, Vec<f32>)> {
+    pub(crate) fn tensor<'p>(&self, parameters: &'p Parameters<f32>, mapped: &Mapped) -> Result<ShapedValues<'p>> {
         let parts = self.parts(parameters, mapped)?;
         let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
-        let mut values: Vec<f32> = parts.iter().flat_map(|&part| parameters.values(part).into_owned()).collect();
-        if mapped.form == Form::Transposed {
-            values = transposed(&values, rows, width);
-        }
-        Ok((shape, values))
+        let values: Cow<'p, [f32]> = match parts[..] {
+            [one] => parameters.values(one),
+            _ => parts.iter().flat_map(|&part| parameters.values(part).into_owned()).collect::<Vec<f32>>().into(),
+        };
+        Ok(match mapped.form {
+            Form::Transposed => (shape, transposed(&values, rows, width).into()),
+            _ => (shape, values),
+        })
     }
 
     /// Tensors that are not in the table.
@@ -264,16 +271,16 @@ impl Layout {
         mapped.parts.iter().map(find).collect()
     }
 
-    /// The bytes of a file with all parameters in this layout.
-    pub fn bytes(&self, parameters: &Parameters<f32>, storage: Storage) -> Result<Vec<u8>> {
-        let mut tensors = Vec::with_capacity(self.tensors.len());
+    /// Writes a file with all parameters in this layout.
+    pub fn write(&self, path: &Path, parameters: &Parameters<f32>, storage: Storage) -> Result<()> {
+        let mut found = Vec::with_capacity(self.tensors.len());
         for mapped in &self.tensors {
             let (shape, values) = self.tensor(parameters, mapped)?;
-            tensors.push((Layout::full(self.prefix, &mapped.name), shape, values));
+            found.push((Layout::full(self.prefix, &mapped.name), shape, values));
         }
         let named: Vec<NamedTensor<'_>> =
-            tensors.iter().map(|(name, shape, values)| NamedTensor { name, shape, values }).collect();
-        to_bytes(&named, storage)
+            found.iter().map(|(name, shape, values)| NamedTensor { name, shape, values }).collect();
+        tensors::write(path, &named, storage)
     }
 }
 

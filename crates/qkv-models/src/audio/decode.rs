@@ -13,8 +13,9 @@ use symphonia::core::meta::MetadataOptions;
 const RATES: std::ops::RangeInclusive<usize> = 1_000..=768_000;
 /// The largest number of channels.
 const MOST_CHANNELS: usize = 64;
-/// Bytes of a WAV file beyond which its length is unknown: a program that wrote to a pipe.
-const UNKNOWN_BYTES: u64 = 0xffff_0000;
+/// Bytes that a WAV file announces where its length was unknown to a program that wrote to a pipe: the most that the
+/// field holds, or about half of it, as `arecord` and `sox` do.
+const UNKNOWN_BYTES: [std::ops::RangeInclusive<u64>; 2] = [0x7fff_0000..=0x8000_0100, 0xffff_0000..=u64::MAX];
 
 /// The largest sample; what is right stays within ±1, or near it.
 const LOUDEST: f32 = 1e6;
@@ -106,7 +107,10 @@ impl Decoder {
         let bytes = u64::from(parameters.bits_per_sample.unwrap_or(8) / 8).max(1) * channels as u64;
         let announced = match container {
             Container::Flac => track.num_frames,
-            Container::Wav => track.num_frames.filter(|frames| frames.saturating_mul(bytes) < UNKNOWN_BYTES),
+            Container::Wav => track.num_frames.filter(|frames| {
+                let claimed = frames.saturating_mul(bytes);
+                UNKNOWN_BYTES.iter().all(|unknown| !unknown.contains(&claimed))
+            }),
             Container::Ogg | Container::Mpeg => None,
         };
         let decoder = codecs.make_audio_decoder(parameters, &AudioDecoderOptions::default()).map_err(wrong)?;

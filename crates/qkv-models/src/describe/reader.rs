@@ -4,7 +4,6 @@
 use super::DescribeConfig;
 use crate::batch::{Batch, SpecialTokens};
 use crate::checkpoint::{Blank, write_tokenizer};
-use crate::files::atomic;
 use crate::files::folder::{
     self, CONFIG, GENERATION_CONFIG, TOKENIZER, WEIGHTS, read_json, read_json_if_present, write_json,
 };
@@ -177,7 +176,7 @@ impl Describer {
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        atomic::write(folder.join(WEIGHTS), &Layout::own(&self.parameters).bytes(&self.parameters, storage)?)?;
+        Layout::own(&self.parameters).write(&folder.join(WEIGHTS), &self.parameters, storage)?;
         write_json(&folder.join(CONFIG), self.network.decoder.config())?;
         write_json(&folder.join(GENERATION_CONFIG), &self.search)?;
         self.tokenizer.save(folder.join(TOKENIZER))?;

@@ -4,7 +4,6 @@ use super::matching::cheapest;
 use super::{DetectConfig, DetectNetwork, Said};
 use crate::batch::{IGNORE, SpecialTokens};
 use crate::checkpoint::Blank;
-use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
@@ -162,7 +161,7 @@ impl Detector {
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        atomic::write(folder.join(WEIGHTS), &Layout::own(&self.parameters).bytes(&self.parameters, storage)?)?;
+        Layout::own(&self.parameters).write(&folder.join(WEIGHTS), &self.parameters, storage)?;
         // It has no vocabulary.
         let specials = SpecialTokens { pad: 0, bos: 0, eos: 0 };
         let whole = ModelConfig::new(Architecture::Detect(self.config.clone()), 0, specials);

@@ -5,7 +5,6 @@ use super::packed::Packed;
 use super::{Bert, EncoderConfig, Head};
 use crate::adapters;
 use crate::checkpoint::{Blank, write_tokenizer};
-use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, read_json_if_present, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
@@ -205,7 +204,7 @@ impl Encoder {
     fn save_at(&self, folder: &Path, storage: Storage) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         let (layout, json) = written(&self.config, &self.parameters);
-        atomic::write(folder.join(WEIGHTS), &layout.bytes(&self.parameters, storage)?)?;
+        layout.write(&folder.join(WEIGHTS), &self.parameters, storage)?;
         write_tokenizer(&self.tokenizer, None, folder)?;
         if self.config.head == Head::None {
             write_pooling(self.pooling, self.config.d_model, folder)?;

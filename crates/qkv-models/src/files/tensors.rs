@@ -8,17 +8,18 @@
 //! [`safetensors`](super::safetensors) checks a file before any tensor is read. Allocations are bounded by the bytes
 //! that are there, not by what the header claims.
 
+mod new_file;
 mod rows;
 
 use super::safetensors::{Header, TensorInfo};
 use super::{atomic, input};
 use crate::{Error, Result};
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, SafeTensorError, TensorView};
+pub(crate) use new_file::NewFile;
+use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
-use std::io::Read;
+use std::io::{BufWriter, Read};
 use std::path::{Path, PathBuf};
 
 /// Appended to the name of a matrix for its scales.
@@ -62,53 +63,16 @@ pub struct NamedTensor<'a> {
 /// # Ok::<(), qkv_models::Error>(())
 /// ```
 pub fn to_bytes(tensors: &[NamedTensor], storage: Storage) -> Result<Vec<u8>> {
-    let mut parts: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> = BTreeMap::new();
-    for NamedTensor { name, shape, values } in tensors {
-        let wrong = |what: String| Error::invalid(format!("tensor `{name}` {what}"));
-        let size = shape.iter().try_fold(1usize, |size, &axis| size.checked_mul(axis));
-        if size != Some(values.len()) {
-            return Err(wrong(format!("has shape {shape:?} and {} values", values.len())));
-        }
-        let mut put = |name: String, dtype: Dtype, shape: &[usize], bytes: Vec<u8>| match parts
-            .insert(name.clone(), (dtype, shape.to_vec(), bytes))
-        {
-            Some(_) => Err(Error::invalid(format!("tensor `{name}` is there twice"))),
-            None => Ok(()),
-        };
-        let plain = || values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let name = name.to_string();
-        match (storage, *shape) {
-            (Storage::F16, _) => {
-                let bytes = values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
-                put(name, Dtype::F16, shape, bytes)?;
-            }
-            (Storage::Bf16, _) => {
-                let bytes = values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();
-                put(name, Dtype::BF16, shape, bytes)?;
-            }
-            (Storage::Rows8, &[count, width]) => {
-                let (bytes, scales) = rows::narrow(values, count, width)
-                    .map_err(|row| wrong(format!("has a value in row {row} that is not finite")))?;
-                let scales = scales.iter().flat_map(|x| x.to_le_bytes()).collect();
-                put(format!("{name}{SCALE}"), Dtype::F32, &[count], scales)?;
-                put(name, Dtype::I8, shape, bytes)?;
-            }
-            (Storage::F32 | Storage::Rows8, _) => put(name, Dtype::F32, shape, plain())?,
-        }
-    }
-    let broken = |e: SafeTensorError| Error::invalid(format!("the tensors cannot be written: {e}"));
-    let views = parts.iter().map(|(name, (dtype, shape, bytes))| {
-        Ok((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).map_err(broken)?))
-    });
-    let views = views.collect::<Result<Vec<_>>>()?;
-    // A map with more entries would be written in a different order each time.
-    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    safetensors::serialize(views, Some(format)).map_err(broken)
+    let file = NewFile::of(tensors, storage)?;
+    let mut bytes = Vec::with_capacity(file.len());
+    file.write(&mut bytes).map_err(|e| Error::invalid(format!("the tensors cannot be written: {e}")))?;
+    Ok(bytes)
 }
 
-/// Writes a file with these tensors atomically.
+/// Writes a file with these tensors atomically, one after the other: it is never in memory as a whole.
 pub fn write(path: impl AsRef<Path>, tensors: &[NamedTensor], storage: Storage) -> Result<()> {
-    atomic::write(path, &to_bytes(tensors, storage)?)
+    let file = NewFile::of(tensors, storage)?;
+    atomic::write_with(path, |to| file.write(&mut BufWriter::new(to)))
 }
 
 /// A file whose header has been checked, in memory. Tensors are converted as they are read.

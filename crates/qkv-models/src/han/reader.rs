@@ -3,7 +3,6 @@
 use super::{Document, HanConfig, HanNetwork};
 use crate::batch::SpecialTokens;
 use crate::checkpoint::{Blank, write_tokenizer};
-use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
@@ -157,7 +156,7 @@ impl Han {
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        atomic::write(folder.join(WEIGHTS), &Layout::own(&self.parameters).bytes(&self.parameters, storage)?)?;
+        Layout::own(&self.parameters).write(&folder.join(WEIGHTS), &self.parameters, storage)?;
         write_tokenizer(&self.tokenizer, None, folder)?;
         let architecture = Architecture::Han(self.config.clone());
         let config = ModelConfig::new(architecture, self.tokenizer.len(), SpecialTokens::of(&self.tokenizer));

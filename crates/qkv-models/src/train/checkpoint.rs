@@ -5,9 +5,9 @@
 pub(super) mod parts;
 
 use super::LossAverages;
-use crate::checkpoint::{parameter_bytes, read_parameters};
+use crate::checkpoint::{read_parameters, trained_tensors};
 use crate::files::folder::{TOKENIZER, parse_json};
-use crate::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
+use crate::files::tensors::{NamedTensor, NewFile, Storage, TensorFile};
 use crate::files::{atomic, input};
 use crate::{Error, Result};
 use qkv_nn::{Moments, Parameters};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// How far a run has come.
@@ -81,10 +81,11 @@ pub(super) fn frozen_digest(parameters: &Parameters<f32>) -> Option<String> {
     frozen.peek()?;
     for param in frozen {
         digest.update(parameters.name(param).as_bytes());
-        let bytes: Vec<u8> = parameters.values(param).iter().flat_map(|x| x.to_le_bytes()).collect();
-        digest.update(&bytes);
+        for values in parameters.values(param).chunks(1 << 14) {
+            digest.update(values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        }
     }
-    Some(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Some(hexadecimal(digest))
 }
 
 /// A checkpoint in a run's folder.
@@ -144,14 +145,13 @@ impl SavedCheckpoint {
 
     /// Writes a checkpoint and removes all but the newest `keep`.
     pub fn write(run: &Path, progress: &Progress, state: TrainState<'_>, keep: usize) -> Result<()> {
-        let mut files = vec![(WEIGHTS, parameter_bytes(state.weights, Storage::F32)?)];
-        if let Some(average) = &state.average {
-            files.push((AVERAGE, parameter_bytes(average, Storage::F32)?));
-        }
-        files.push((MOMENTS, moment_bytes(state.weights, state.moments)?));
         let progress = Progress { frozen: state.frozen.map(str::to_owned), ..progress.clone() };
         SavedCheckpoint::write_with(run, &progress, keep, |folder| {
-            files.iter().map(|(name, bytes)| write_summed(folder, name, bytes)).collect()
+            let mut sums = write_tensors(folder, WEIGHTS, &trained_tensors(state.weights))?;
+            if let Some(average) = &state.average {
+                sums += &write_tensors(folder, AVERAGE, &trained_tensors(average))?;
+            }
+            Ok(sums + &write_moments(folder, state.weights, state.moments)?)
         })
     }
 
@@ -311,6 +311,34 @@ fn write_summed(folder: &Path, name: &str, bytes: &[u8]) -> Result<String> {
     Ok(format!("{}  {name}\n", sha256(bytes)))
 }
 
+/// Writes a file of tensors, and returns its line of `SHA256SUMS`.
+fn write_tensors(folder: &Path, name: &str, tensors: &[NamedTensor<'_>]) -> Result<String> {
+    let file = NewFile::of(tensors, Storage::F32)?;
+    let mut digest = Sha256::new();
+    atomic::write_with(folder.join(name), |to| {
+        file.write(&mut Summed { to: BufWriter::new(to), digest: &mut digest })
+    })?;
+    Ok(format!("{}  {name}\n", hexadecimal(digest)))
+}
+
+/// Writes on, and adds what it writes to a digest.
+struct Summed<'a, W> {
+    to: W,
+    digest: &'a mut Sha256,
+}
+
+impl<W: Write> Write for Summed<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.to.write(bytes)?;
+        self.digest.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.to.flush()
+    }
+}
+
 /// Names and shapes of the tensors of trained parameters in a file, with each of these suffixes.
 fn tensors<'a>(weights: &'a Parameters<f32>, suffixes: &[&str]) -> Vec<(String, &'a [usize])> {
     let named = |param| suffixes.iter().map(move |suffix| format!("{}{suffix}", weights.name(param)));
@@ -318,13 +346,18 @@ fn tensors<'a>(weights: &'a Parameters<f32>, suffixes: &[&str]) -> Vec<(String, 
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hexadecimal(Sha256::new_with_prefix(bytes))
+}
+
+fn hexadecimal(digest: Sha256) -> String {
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 const FIRST: &str = ".first";
 const SECOND: &str = ".second";
 
-fn moment_bytes(weights: &Parameters<f32>, moments: &Moments<f32>) -> Result<Vec<u8>> {
+/// Writes the moments of Adam, and returns their line of `SHA256SUMS`.
+fn write_moments(folder: &Path, weights: &Parameters<f32>, moments: &Moments<f32>) -> Result<String> {
     let names: Vec<[String; 2]> =
         weights.all().map(|param| [FIRST, SECOND].map(|suffix| format!("{}{suffix}", weights.name(param)))).collect();
     let named: Vec<NamedTensor<'_>> = weights
@@ -340,7 +373,7 @@ fn moment_bytes(weights: &Parameters<f32>, moments: &Moments<f32>) -> Result<Vec
             ]
         })
         .collect();
-    to_bytes(&named, Storage::F32)
+    write_tensors(folder, MOMENTS, &named)
 }
 
 /// The measurements of a run: `metrics.jsonl`, a JSON object per line.

@@ -207,7 +207,8 @@ fn of_text(
     let mut loss = Loss::default();
     let rows: Vec<&[u32]> =
         (0..(text.dev.len() - 1) / text.block).map(|row| &text.dev[row * text.block..][..text.block + 1]).collect();
-    for rows in rows.chunks((TOKENS / text.block).max(1)) {
+    // No more at once than a step takes: validation needs no more memory.
+    for rows in rows.chunks((TOKENS / text.block).clamp(1, text.rows.max(1))) {
         let mut tape = Tape::inference(parameters, pool, machine);
         loss += model.loss(&mut tape, &Batch::of_text(rows.iter().copied()), 0.0, 1.0)?.read();
     }

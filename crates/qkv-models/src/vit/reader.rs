@@ -3,7 +3,6 @@
 use super::{VitConfig, VitNetwork};
 use crate::checkpoint::Blank;
 use crate::conv_stem::Stem;
-use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, PREPROCESSOR_CONFIG, WEIGHTS, read_json, read_json_if_present, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
@@ -134,7 +133,7 @@ impl Vit {
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        atomic::write(folder.join(WEIGHTS), &vit::layout(&self.config).bytes(&self.parameters, storage)?)?;
+        vit::layout(&self.config).write(&folder.join(WEIGHTS), &self.parameters, storage)?;
         for (name, json) in [(PREPROCESSOR_CONFIG, vit::preparation(&self.config)), (CONFIG, vit::json(&self.config))] {
             write_json(&folder.join(name), &json)?;
         }

@@ -4,7 +4,6 @@ use super::durations::{frames_of_letters, places_of_steps};
 use super::{VoiceConfig, VoiceNetwork, last_frames};
 use crate::batch::{IGNORE, Rows, SpecialTokens};
 use crate::checkpoint::{Blank, write_tokenizer};
-use crate::files::atomic;
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
@@ -146,7 +145,7 @@ impl Speaker {
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        atomic::write(folder.join(WEIGHTS), &Layout::own(&self.parameters).bytes(&self.parameters, storage)?)?;
+        Layout::own(&self.parameters).write(&folder.join(WEIGHTS), &self.parameters, storage)?;
         let specials = SpecialTokens::of(&self.tokenizer);
         let whole = ModelConfig::new(Architecture::Speaker(self.config.clone()), self.vocab_size, specials);
         write_json(&folder.join(CONFIG), &whole)?;

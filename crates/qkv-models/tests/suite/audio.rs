@@ -94,13 +94,16 @@ fn a_bad_file_is_named_and_described() {
 
 #[test]
 fn a_pipe_without_a_length_is_read_to_its_end() {
-    let mut bytes = wav::to_bytes(&tone(800), 16_000);
-    bytes[4..8].fill(0xff);
-    bytes[40..44].fill(0xff);
-    let recording = Recording::from_stream(&bytes[..], "stdin").unwrap();
-    for _ in 0..2 {
-        let count: usize = recording.samples().unwrap().map(|piece| piece.unwrap().len()).sum();
-        assert_eq!(count, 800);
+    // What `ffmpeg`, `arecord` and `sox` write into a pipe.
+    for [file, data] in [[u32::MAX; 2], [0x8000_0024, 0x8000_0000], [0x7fff_f024, 0x7fff_f000]] {
+        let mut bytes = wav::to_bytes(&tone(800), 16_000);
+        bytes[4..8].copy_from_slice(&file.to_le_bytes());
+        bytes[40..44].copy_from_slice(&data.to_le_bytes());
+        let recording = Recording::from_stream(&bytes[..], "stdin").unwrap();
+        for _ in 0..2 {
+            let count: usize = recording.samples().unwrap().map(|piece| piece.unwrap().len()).sum();
+            assert_eq!(count, 800, "{data:x}");
+        }
     }
 }
 

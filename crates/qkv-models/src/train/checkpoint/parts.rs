@@ -1,7 +1,7 @@
 //! Checkpoints in parts: each rank writes the pieces of the parameters that it owns, as tensors `NAME@START` of one
 //! axis in `weights-00001-of-00004.safetensors` and its like. The folder gets its name when all parts are there.
 
-use super::{AVERAGE, FIRST, MOMENTS, Progress, SECOND, SavedCheckpoint, WEIGHTS, write_summed};
+use super::{AVERAGE, FIRST, MOMENTS, Progress, SECOND, SavedCheckpoint, WEIGHTS, write_tensors};
 use crate::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
 use crate::{Error, Result};
 use qkv_ranks::Ranks;
@@ -35,8 +35,11 @@ pub(in super::super) fn write(
     pieces: &[Piece<'_>],
 ) -> Result<()> {
     let write_part = |folder: &Path| -> Result<String> {
-        let lines = own_files(pieces, averaged)?.into_iter().map(|(whole, bytes)| {
-            let written = write_summed(folder, &name(whole, ranks.rank(), ranks.size()), &bytes);
+        let lines = own_files(pieces, averaged).into_iter().map(|(whole, pieces)| {
+            let shapes: Vec<[usize; 1]> = pieces.iter().map(|(_, values)| [values.len()]).collect();
+            let named = pieces.iter().zip(&shapes).map(|((name, values), shape)| NamedTensor { name, shape, values });
+            let part = name(whole, ranks.rank(), ranks.size());
+            let written = write_tensors(folder, &part, &named.collect::<Vec<_>>());
             written.map_err(|error| error.with_hint("checkpoints in parts need a folder that all ranks share"))
         });
         let lines: String = lines.collect::<Result<_>>()?;
@@ -55,28 +58,21 @@ pub(in super::super) fn write(
     })
 }
 
-/// The bytes of this rank's files.
-fn own_files(pieces: &[Piece<'_>], averaged: bool) -> Result<Vec<(&'static str, Vec<u8>)>> {
-    let named = |piece: &Piece<'_>, suffix: &str| format!("{}{suffix}@{}", piece.name, piece.range.start);
-    let weights: Vec<_> = pieces.iter().map(|piece| (named(piece, ""), piece.weights)).collect();
-    let mut files = vec![(WEIGHTS, pieces_to_bytes(&weights)?)];
-    if averaged {
-        let averages: Vec<_> =
-            pieces.iter().map(|piece| (named(piece, ""), piece.average.unwrap_or_default())).collect();
-        files.push((AVERAGE, pieces_to_bytes(&averages)?));
-    }
-    let mut moments = Vec::with_capacity(2 * pieces.len());
-    for piece in pieces {
-        moments.extend([(named(piece, FIRST), piece.first), (named(piece, SECOND), piece.second)]);
-    }
-    files.push((MOMENTS, pieces_to_bytes(&moments)?));
-    Ok(files)
-}
+/// Pieces of parameters, or of what belongs to them, with their names in a file.
+type NamedPieces<'a> = Vec<(String, &'a [f32])>;
 
-fn pieces_to_bytes(pieces: &[(String, &[f32])]) -> Result<Vec<u8>> {
-    let shapes: Vec<[usize; 1]> = pieces.iter().map(|(_, values)| [values.len()]).collect();
-    let named = pieces.iter().zip(&shapes).map(|((name, values), shape)| NamedTensor { name, shape, values });
-    to_bytes(&named.collect::<Vec<_>>(), Storage::F32)
+/// What is in this rank's files.
+fn own_files<'a>(pieces: &[Piece<'a>], averaged: bool) -> Vec<(&'static str, NamedPieces<'a>)> {
+    let named = |piece: &Piece<'_>, suffix: &str| format!("{}{suffix}@{}", piece.name, piece.range.start);
+    let weights = pieces.iter().map(|piece| (named(piece, ""), piece.weights)).collect();
+    let averages = || pieces.iter().map(|piece| (named(piece, ""), piece.average.unwrap_or_default())).collect();
+    let both = |piece: &Piece<'a>| [(named(piece, FIRST), piece.first), (named(piece, SECOND), piece.second)];
+    let mut files = vec![(WEIGHTS, weights)];
+    if averaged {
+        files.push((AVERAGE, averages()));
+    }
+    files.push((MOMENTS, pieces.iter().flat_map(both).collect()));
+    files
 }
 
 /// The bytes of the whole file, from its parts.
