@@ -29,6 +29,12 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         elements.iter().map(|x| x.to_f64() as f32).collect()
     }
 
+    /// The elements as f32, for writing, where that is what they are.
+    #[doc(hidden)]
+    fn as_floats_mut(_elements: &mut [Self]) -> Option<&mut [f32]> {
+        None
+    }
+
     /// `C = A · B` in bf16 arithmetic; `false`, and `C` untouched, where this type or this CPU has none.
     fn matmul_bf16(
         _isa: Isa,
@@ -87,6 +93,10 @@ impl Float for f32 {
 
     fn to_floats(elements: &[f32]) -> Cow<'_, [f32]> {
         Cow::Borrowed(elements)
+    }
+
+    fn as_floats_mut(elements: &mut [f32]) -> Option<&mut [f32]> {
+        Some(elements)
     }
 
     fn matmul_bf16(

@@ -63,6 +63,8 @@ struct Entry<T: Float> {
     packed: OnceLock<Arc<PackedMatrix<T>>>,
     /// The matrix in 8 bits for inference, on first use; `None` where it cannot be rounded.
     int8: OnceLock<Option<Arc<Int8Matrix>>>,
+    /// The widened matrix in the memory of a device, where the quantized form alone is kept, on first use there.
+    widened: OnceLock<(Operations, Array)>,
     /// Factor of the learning rate; 0 where it is frozen.
     rate: f64,
     /// The adapter of a matrix.
@@ -73,6 +75,7 @@ impl<T: Float> Entry<T> {
     /// Drops what was made from old elements.
     fn forget(&mut self) {
         (self.quantized, self.half, self.packed, self.int8) = (None, None, OnceLock::new(), OnceLock::new());
+        self.widened = OnceLock::new();
     }
 
     /// Number of elements.
@@ -123,7 +126,8 @@ impl<T: Float> Parameters<T> {
         assert!(self.names.insert(name.to_owned(), at).is_none(), "two parameters are called `{name}`");
         let (name, shape) = (name.to_owned(), shape.to_vec());
         let (quantized, half, packed, int8) = (None, None, OnceLock::new(), OnceLock::new());
-        self.entries.push(Entry { name, shape, data, quantized, half, packed, int8, rate: 1.0, adapter: None });
+        let (widened, rate, adapter) = (OnceLock::new(), 1.0, None);
+        self.entries.push(Entry { name, shape, data, quantized, half, packed, int8, widened, rate, adapter });
         Param(at)
     }
 
@@ -222,6 +226,9 @@ impl<T: Float> Parameters<T> {
         let each = machine.rows_each(quantized.rows(), width);
         let parts = widened.data_mut().chunks_mut((each * width).max(1)).collect();
         machine.each(parts, |at, rows: &mut [T]| {
+            if let Some(rows) = T::as_floats_mut(rows) {
+                return quantized.widen(at * each, rows);
+            }
             let mut row = vec![0.0; width];
             for (r, to) in rows.chunks_exact_mut(width).enumerate() {
                 quantized.widen(at * each + r, &mut row);
@@ -236,14 +243,16 @@ impl<T: Float> Parameters<T> {
         self.entries[param.0].data.array(operations, Kind::F32)
     }
 
-    /// Its elements in device memory for a product, as activations; widened first where there is the quantized form
-    /// alone.
+    /// Its elements in device memory for a product, as activations; where there is the quantized form alone, they are
+    /// widened on first use and stay there.
     pub(crate) fn rounded_array(&self, param: Param, operations: &Operations) -> Array {
         let entry = &self.entries[param.0];
-        match entry.data.is_empty() && entry.quantized.is_some() {
-            true => operations.upload_activations(&T::to_floats(&self.values(param))),
-            false => entry.data.rounded(operations),
+        if !entry.data.is_empty() || entry.quantized.is_none() {
+            return entry.data.rounded(operations);
         }
+        let upload = || operations.upload_activations(&T::to_floats(&self.values(param)));
+        let (device, array) = entry.widened.get_or_init(|| (operations.clone(), upload()));
+        if device.is(operations) { array.clone() } else { upload() }
     }
 
     /// Its elements in device memory, for writing: f32, and the copy for products that has to follow.
@@ -284,6 +293,7 @@ impl<T: Float> Parameters<T> {
         let entry = &mut self.entries[param.0];
         assert_eq!(entry.shape, [quantized.rows(), quantized.width()], "`{}`", entry.name);
         entry.quantized = Some(Arc::new(quantized));
+        entry.widened = OnceLock::new();
     }
 
     /// Whether it has a quantized form.
@@ -400,6 +410,7 @@ impl<T: Float> Parameters<T> {
             half: None,
             packed: OnceLock::new(),
             int8: OnceLock::new(),
+            widened: OnceLock::new(),
             rate: entry.rate,
             adapter: entry.adapter,
         };
