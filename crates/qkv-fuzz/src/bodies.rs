@@ -10,6 +10,7 @@ use qkv_models::files::gguf::Gguf;
 use qkv_models::files::safetensors::Reader;
 use qkv_models::files::tensors::TensorFile;
 use qkv_models::files::tfjs::TfjsModel;
+use qkv_models::files::torch::TorchFile;
 use qkv_models::image::{Image, idx};
 use qkv_models::text::corpus::Corpus;
 use qkv_models::text::tokenizer::Tokenizer;
@@ -158,6 +159,21 @@ pub fn tfjs(bytes: &[u8]) -> String {
     file_of("a.bin", &[0; 16]);
     let path = file_of("model.json", bytes);
     outcome(TfjsModel::open(path.parent().expect("a folder")))
+}
+
+/// A checkpoint of PyTorch, every tensor read.
+pub fn torch(bytes: &[u8]) -> String {
+    match TorchFile::from_bytes(bytes.to_vec(), "a.pt") {
+        Err(error) => error.to_string(),
+        Ok(file) => {
+            let read = |name: &str| {
+                let values = file.read(name)?;
+                assert_eq!(Some(values.len()), file.shape(name).map(|shape| shape.iter().product()));
+                Ok(values)
+            };
+            file.names().map(|name| outcome(read(name))).collect::<Vec<_>>().join(", ")
+        }
+    }
 }
 
 /// A WebP image.

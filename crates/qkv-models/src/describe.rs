@@ -11,9 +11,9 @@ use crate::Result;
 use crate::image_encoder::{ImageEncoderConfig, Widths};
 use crate::recurrent::RecurrentConfig;
 use crate::sizes::check_sizes;
-use crate::transformer::TransformerConfig;
+use crate::transformer::{TransformerConfig, is_usual};
 use qkv::Attention;
-use qkv_nn::layers::{FeedKind, PositionKind};
+use qkv_nn::layers::{FeedKind, Norm, PositionKind};
 use serde::{Deserialize, Serialize};
 
 /// What writes the text.
@@ -54,6 +54,25 @@ pub struct DescribeConfig {
     pub attention_dropout: f64,
     /// Weight of the mean attention entropy in the loss.
     pub entropy: f64,
+    /// Position encoding of the text, where a Transformer writes it.
+    #[serde(skip_serializing_if = "is_sinusoidal")]
+    pub positions: PositionKind,
+    /// Whether the embedding of the text and the output projection share a matrix.
+    #[serde(skip_serializing_if = "Clone::clone")]
+    pub tied: bool,
+    /// `ε` of the norms.
+    #[serde(skip_serializing_if = "is_usual")]
+    pub epsilon: f64,
+    /// Whether the embeddings of places and tokens go through a norm before the first layer.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub embedding_norm: bool,
+    /// Whether the output projection has a bias.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub output_bias: bool,
+}
+
+fn is_sinusoidal(positions: &PositionKind) -> bool {
+    *positions == PositionKind::Sinusoidal
 }
 
 impl Default for DescribeConfig {
@@ -70,14 +89,19 @@ impl Default for DescribeConfig {
             dropout: 0.1,
             attention_dropout: 0.0,
             entropy: 0.0,
+            positions: PositionKind::Sinusoidal,
+            tied: true,
+            epsilon: Norm::EPSILON,
+            embedding_norm: false,
+            output_bias: false,
         }
     }
 }
 
 impl DescribeConfig {
     pub(crate) fn widths(&self) -> Widths {
-        let DescribeConfig { d_model, ffn_dim, heads, dropout, attention_dropout, .. } = *self;
-        Widths { d_model, ffn_dim, heads, dropout, attention_dropout }
+        let DescribeConfig { d_model, ffn_dim, heads, dropout, attention_dropout, epsilon, embedding_norm, .. } = *self;
+        Widths { d_model, ffn_dim, heads, dropout, attention_dropout, epsilon, embedding_norm }
     }
 
     /// Refuses sizes that are zero or that no machine could hold.
@@ -95,12 +119,16 @@ impl DescribeConfig {
             heads: self.heads,
             encoder_layers: 0,
             decoder_layers: self.decoder_layers,
-            positions: PositionKind::Sinusoidal,
+            positions: self.positions,
             max_positions: self.max_positions,
             activation: FeedKind::Gelu,
             dropout: self.dropout,
             attention_dropout: self.attention_dropout,
             entropy: self.entropy,
+            tied: self.tied,
+            epsilon: self.epsilon,
+            embedding_norm: self.embedding_norm,
+            output_bias: self.output_bias,
             cross_attention: self.attention.clone().unwrap_or_else(Attention::scaled_dot),
             ..TransformerConfig::default()
         }
@@ -116,6 +144,7 @@ impl DescribeConfig {
             attention_width: self.d_model,
             dropout: self.dropout,
             entropy: self.entropy,
+            tied: self.tied,
             ..RecurrentConfig::default()
         }
     }

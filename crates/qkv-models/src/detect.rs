@@ -71,13 +71,16 @@ impl Default for DetectConfig {
 impl DetectConfig {
     fn widths(&self) -> Widths {
         let DetectConfig { d_model, ffn_dim, heads, dropout, attention_dropout, .. } = *self;
-        Widths { d_model, ffn_dim, heads, dropout, attention_dropout }
+        Widths { d_model, ffn_dim, heads, dropout, attention_dropout, epsilon: Norm::EPSILON, embedding_norm: false }
     }
 
     /// Refuses sizes that are zero or that no machine could hold.
     pub(crate) fn check(&self) -> Result<()> {
         self.image.check()?;
         self.widths().check()?;
+        if self.image.eyes.is_some() {
+            return Err(Error::invalid("a detector has a stem that is trained with it, not `image.eyes`"));
+        }
         for (name, found) in [("decoder_layers", self.decoder_layers), ("query_stride", self.query_stride)] {
             if found == 0 || found > 1 << 8 {
                 return Err(Error::invalid(format!("`{name}` is {found}, expected between 1 and 256")));

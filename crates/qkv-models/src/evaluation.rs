@@ -50,6 +50,9 @@ pub struct Evaluation {
     /// BLEU of descriptions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bleu: Option<f64>,
+    /// CIDEr-D of descriptions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cider: Option<f64>,
     /// One minus the edit distance in words to the nearest reference, over the longer of the two.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub edit_similarity: Option<f64>,

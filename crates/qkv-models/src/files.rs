@@ -1,4 +1,4 @@
-//! File formats and access to files: safetensors, GGUF, CTranslate2, ggml and TensorFlow.js files and compressed data
+//! File formats and access to files: safetensors, GGUF, CTranslate2, ggml, TensorFlow.js and PyTorch files and compressed data
 //! are read with every size checked against the bytes that are there; files are written atomically.
 
 pub mod atomic;
@@ -12,4 +12,5 @@ pub(crate) mod packed;
 pub mod safetensors;
 pub mod tensors;
 pub mod tfjs;
+pub mod torch;
 pub mod weights;

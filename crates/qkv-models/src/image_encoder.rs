@@ -3,14 +3,17 @@
 //! to the model it is part of.
 
 use crate::conv_stem::{ConvStem, ConvStemConfig, Stem};
+use crate::eyes;
 use crate::image::{Fit, Image};
 use crate::sizes::check_sizes;
+use crate::transformer::normalized;
 use crate::{Error, Result};
 use qkv::{Attention, Dropout};
 use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, Conv2d, FeedKind, Norm, NormKind};
 use qkv_nn::{Activation, Float, Heads, Init, Param, Positions, Tape, Tensor, Var, Windows2d};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// Sizes and settings of an image encoder: the table `image` of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,6 +41,10 @@ pub struct ImageEncoderConfig {
     pub mean: Vec<f64>,
     /// Standard deviation of each channel; 0.5, if left out.
     pub deviation: Vec<f64>,
+    /// The folder of a trained [`ResNet`](crate::ResNet) in place of a stem: its last features are the places, and it is
+    /// not trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eyes: Option<PathBuf>,
 }
 
 impl Default for ImageEncoderConfig {
@@ -54,6 +61,7 @@ impl Default for ImageEncoderConfig {
             layers: 2,
             mean: Vec::new(),
             deviation: Vec::new(),
+            eyes: None,
         }
     }
 }
@@ -66,6 +74,8 @@ pub(crate) struct Widths {
     pub heads: usize,
     pub dropout: f64,
     pub attention_dropout: f64,
+    pub epsilon: f64,
+    pub embedding_norm: bool,
 }
 
 impl Widths {
@@ -92,6 +102,7 @@ impl Widths {
         BlockConfig {
             feed: FeedKind::Gelu,
             dropout: self.dropout,
+            epsilon: self.epsilon,
             cross: cross.map(config),
             ..BlockConfig::new(self.d_model, self.ffn_dim, config(attention))
         }
@@ -118,7 +129,14 @@ impl ImageEncoderConfig {
             ))
             .with_hint("choose an `image.patch_size` that divides height and width"));
         }
-        if self.stem == Stem::Conv {
+        if self.eyes.is_some() && (patch_size != eyes::STRIDE || self.channels != 3) {
+            return Err(Error::invalid(format!(
+                "places of {patch_size} pixels in {} channels have eyes",
+                self.channels
+            ))
+            .with_hint("`image.eyes` sees places of 32 pixels in color: `patch_size = 32`, `channels = 3`"));
+        }
+        if self.stem == Stem::Conv && self.eyes.is_none() {
             self.conv_stem(1 << 14).check("image.")?;
         }
         if !matches!(self.channels, 1 | 3) {
@@ -195,6 +213,7 @@ pub(crate) struct ImageEncoder {
     /// The last map to the model's width: of patches, or of each pixel after the stem.
     last: (Conv2d, Windows2d),
     positions: Param,
+    embedding_norm: Option<Norm>,
     layers: Vec<Block>,
     norm: Norm,
     places: usize,
@@ -202,12 +221,16 @@ pub(crate) struct ImageEncoder {
 }
 
 impl ImageEncoder {
-    /// Adds its parameters: those of its stem, `patches`, `positions`, `layers.N`, `norm`.
+    /// Adds its parameters: those of its stem, `patches`, `positions`, `embedding_norm`, `layers.N`, `norm`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &ImageEncoderConfig, widths: Widths) -> Result<ImageEncoder> {
         config.check()?;
         widths.check()?;
         let d_model = widths.d_model;
         let (stem, last) = match config.stem {
+            _ if config.eyes.is_some() => {
+                let last = Conv2d::new(&mut at.at("patches"), eyes::WIDTH, d_model, 1, true);
+                (None, (last, Windows2d::square(1, 1, 0)))
+            }
             Stem::Patches => {
                 let windows = Windows2d::square(config.patch_size, config.patch_size, 0);
                 let last = Conv2d::new(&mut at.at("patches"), config.channels, d_model, config.patch_size, true);
@@ -221,11 +244,14 @@ impl ImageEncoder {
         };
         let places = config.places();
         let positions = at.add("positions.weight", &[places, d_model], Init::Normal(0.02));
+        let new_norm =
+            |at: &mut Builder<'_, T>, name: &str| Norm::new(&mut at.at(name), d_model, NormKind::Layer, widths.epsilon);
+        let embedding_norm = widths.embedding_norm.then(|| new_norm(at, "embedding_norm"));
         let block = widths.block(Attention::scaled_dot(), None);
         let layers = (0..config.layers).map(|layer| Ok(Block::new(&mut at.at(&format!("layers.{layer}")), &block)?));
         let layers = layers.collect::<Result<_>>()?;
-        let norm = Norm::new(&mut at.at("norm"), d_model, NormKind::Layer, Norm::EPSILON);
-        Ok(ImageEncoder { stem, last, positions, layers, norm, places, dropout: widths.dropout })
+        let norm = new_norm(at, "norm");
+        Ok(ImageEncoder { stem, last, positions, embedding_norm, layers, norm, places, dropout: widths.dropout })
     }
 
     /// Number of layers.
@@ -233,7 +259,7 @@ impl ImageEncoder {
         self.layers.len()
     }
 
-    /// What is seen at each place of pixels `[B, H, W, C]`: `[B, P, d_model]`, row by row.
+    /// What is seen at each place of pixels, or of what [`Eyes`](eyes::Eyes) see, `[B, H, W, C]`: `[B, P, d_model]`, row by row.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, pixels: Tensor<T>) -> Result<Var<T>> {
         let batch = pixels.shape()[0];
         let mut x = tape.constant(pixels);
@@ -247,6 +273,7 @@ impl ImageEncoder {
         let places: Vec<u32> = (0..batch).flat_map(|_| 0..self.places as u32).collect();
         let at = tape.embedding(&places, self.places, self.positions, 1.0, Positions::None, 0);
         let x = tape.add(&x, at);
+        let x = normalized(tape, self.embedding_norm, x);
         let mut x = tape.dropout(x, self.dropout);
         for layer in &self.layers {
             x = layer.forward(tape, x, None, None, None)?;

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::files::folder::{CONFIG, read_json};
 use crate::files::tfjs;
-use crate::layout::{bert, vit};
+use crate::layout::{bert, latex_ocr, vit};
 use std::path::Path;
 
 /// The kind of the model in a folder: for one of ours, as in a recipe; `resnet` in the layout of TensorFlow.js;
@@ -14,6 +14,9 @@ use std::path::Path;
 pub fn kind(folder: &Path) -> Result<String> {
     if !folder.join(CONFIG).exists() && folder.join(tfjs::MODEL).exists() {
         return Ok("resnet".into());
+    }
+    if !folder.join(CONFIG).exists() && latex_ocr::is_in(folder) {
+        return Ok("describe".into());
     }
     let json: serde_json::Value = read_json(&folder.join(CONFIG))?;
     let ours = json.pointer("/architecture/kind").or_else(|| json.get("model_type"));

@@ -5,11 +5,12 @@
 //! | module | owns |
 //! | --- | --- |
 //! | `config` | fields of a foreign `config.json`, with errors that name them |
-//! | `gpt2`, `llama`, `bert`, `vit` | table and configuration of each |
+//! | `gpt2`, `llama`, `bert`, `vit`, `latex_ocr` | table and configuration of each |
 
 pub(crate) mod bert;
 pub(crate) mod config;
 pub(crate) mod gpt2;
+pub(crate) mod latex_ocr;
 pub(crate) mod llama;
 pub(crate) mod vit;
 

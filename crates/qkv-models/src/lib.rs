@@ -17,6 +17,7 @@ pub mod draws;
 mod encoder;
 mod error;
 mod evaluation;
+mod eyes;
 pub mod files;
 mod finite;
 mod generator;

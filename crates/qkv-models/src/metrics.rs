@@ -1,10 +1,11 @@
-//! Metrics over corpora: BLEU and chrF as sacrebleu computes them, exact match, perplexity, descriptions of images,
+//! Metrics over corpora: BLEU and chrF as sacrebleu computes them, CIDEr, exact match, perplexity, descriptions of images,
 //! average precision of boxes, entity F1, F1 by class, and answers of SQuAD.
 
 pub mod answers;
 pub mod bleu;
 pub mod captions;
 pub mod chrf;
+pub mod cider;
 pub mod classes;
 pub mod detection;
 pub mod entities;

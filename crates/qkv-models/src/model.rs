@@ -223,7 +223,7 @@ impl Model {
     ) -> Result<PendingLoss> {
         let hidden = self.hidden_over(tape, memory, &batch.source, &batch.decoder_input)?;
         let target = Target { ids: &batch.targets, ignore: Some(IGNORE), smoothing, scale };
-        Ok(tape.cross_entropy(&hidden, self.output(), None, target))
+        Ok(tape.cross_entropy(&hidden, self.output(), self.output_bias(), target))
     }
 
     fn output(&self) -> qkv_nn::Param {
@@ -231,6 +231,13 @@ impl Model {
             Built::Transformer(model) => model.output(),
             Built::Recurrent(model) => model.output(),
             Built::Gpt(model) => model.output(),
+        }
+    }
+
+    fn output_bias(&self) -> Option<qkv_nn::Param> {
+        match &self.built {
+            Built::Transformer(model) => model.output_bias(),
+            Built::Recurrent(_) | Built::Gpt(_) => None,
         }
     }
 
@@ -248,7 +255,7 @@ impl Model {
             let target = rows.flat_map(|(b, n)| hidden.value().data()[row(b, n)..][..width].to_vec()).collect();
             hidden = tape.constant(Tensor::new(target, &[decoder_input.len(), decoder_input.length, width]));
         }
-        Ok(tape.linear(&hidden, self.output(), None, Activation::None, 0.0))
+        Ok(tape.linear(&hidden, self.output(), self.output_bias(), Activation::None, 0.0))
     }
 
     /// The loss of a batch; the gradient of each token is multiplied by `scale`.
@@ -272,7 +279,7 @@ impl Model {
         let ids = joined.as_deref().unwrap_or(&batch.targets);
         let ids = &tape.own(ids, ids.len() / batch.decoder_input.len().max(1));
         let target = Target { ids, ignore: Some(IGNORE), smoothing, scale };
-        Ok(tape.cross_entropy(&hidden, self.output(), None, target))
+        Ok(tape.cross_entropy(&hidden, self.output(), self.output_bias(), target))
     }
 
     /// The attentions of the model, in the order encoder, decoder, cross.
@@ -336,7 +343,7 @@ impl Model {
             (Built::Gpt(model), StateOf::Gpt(state)) => model.step(tape, last, 1, state)?,
             _ => return Err(Error::invalid("this state belongs to a model of another kind")),
         };
-        Ok(tape.linear(&hidden, self.output(), None, Activation::None, 0.0))
+        Ok(tape.linear(&hidden, self.output(), self.output_bias(), Activation::None, 0.0))
     }
 }
 

@@ -6,6 +6,7 @@ use crate::files::packed;
 use crate::image::Image;
 use crate::tasks::Scene;
 use crate::{Error, Result};
+use rayon::prelude::*;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -21,10 +22,10 @@ pub(crate) struct Pictures<const N: usize> {
 
 impl<const N: usize> Pictures<N> {
     /// Reads a list; `fit` makes each image fit.
-    pub fn read(path: &Path, fit: impl Fn(&Image) -> Result<Image>) -> Result<Pictures<N>> {
+    pub fn read(path: &Path, fit: impl Fn(&Image) -> Result<Image> + Sync) -> Result<Pictures<N>> {
         let text = packed::text(path)?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        let (mut found, mut places) = (Pictures::default(), HashMap::new());
+        let (mut found, mut places, mut names) = (Pictures::default(), HashMap::new(), Vec::new());
         for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let wrong = |what: String| Error::line(path, at + 1, what);
             if at >= MOST_LINES {
@@ -43,15 +44,19 @@ impl<const N: usize> Pictures<N> {
             let image = match places.get(*name) {
                 Some(&image) => image,
                 None => {
-                    let image = Image::open(folder.join(name)).map_err(|e| wrong(e.to_string()))?;
-                    found.images.push(fit(&image)?);
-                    places.insert(*name, found.images.len() - 1);
-                    found.images.len() - 1
+                    names.push((at + 1, *name));
+                    places.insert(*name, names.len() - 1);
+                    names.len() - 1
                 }
             };
             let mut rest = rest.iter().map(|column| column.replace('\t', " "));
             found.lines.push((image, std::array::from_fn(|_| rest.next().unwrap_or_default())));
         }
+        let read = |&(line, name): &(usize, &str)| {
+            let image = Image::open(folder.join(name)).map_err(|e| Error::line(path, line, e.to_string()))?;
+            fit(&image)
+        };
+        found.images = names.par_iter().map(read).collect::<Vec<_>>().into_iter().collect::<Result<_>>()?;
         if found.lines.is_empty() {
             return Err(Error::line(path, 1, "the list is empty"));
         }

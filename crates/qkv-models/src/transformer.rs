@@ -8,7 +8,7 @@ use qkv_nn::layers::{
     AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KvCache, Linear, Norm, NormKind, NormPlace,
     PositionKind,
 };
-use qkv_nn::{Float, Heads, Param, Tape, Var};
+use qkv_nn::{Float, Heads, Init, Param, Tape, Var};
 use serde::{Deserialize, Serialize};
 
 /// Sizes and settings of a Transformer.
@@ -52,6 +52,20 @@ pub struct TransformerConfig {
     pub decoder_attention: Attention,
     /// Attention from the decoder to the encoder.
     pub cross_attention: Attention,
+    /// `ε` of the norms.
+    #[serde(skip_serializing_if = "is_usual")]
+    pub epsilon: f64,
+    /// Whether embeddings go through a norm before the first layer.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub embedding_norm: bool,
+    /// Whether the output projection has a bias.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub output_bias: bool,
+}
+
+/// Whether an `ε` is the one that models have unless they say otherwise.
+pub(crate) fn is_usual(epsilon: &f64) -> bool {
+    *epsilon == Norm::EPSILON
 }
 
 impl Default for TransformerConfig {
@@ -75,6 +89,9 @@ impl Default for TransformerConfig {
             encoder_attention: Attention::scaled_dot(),
             decoder_attention: Attention::scaled_dot(),
             cross_attention: Attention::scaled_dot(),
+            epsilon: Norm::EPSILON,
+            embedding_norm: false,
+            output_bias: false,
         }
     }
 }
@@ -85,6 +102,9 @@ pub struct Transformer {
     source: Embedding,
     target: Embedding,
     output: Param,
+    output_bias: Option<Param>,
+    encoder_embedding_norm: Option<Norm>,
+    decoder_embedding_norm: Option<Norm>,
     encoder: Vec<Block>,
     encoder_norm: Option<Norm>,
     decoder: Vec<Block>,
@@ -98,6 +118,14 @@ pub struct TransformerState<T: Float> {
     caches: Vec<[Option<KvCache<T>>; 2]>,
     lengths: Option<Vec<usize>>,
     position: usize,
+}
+
+/// What a norm makes of `x`, where there is one.
+pub(crate) fn normalized<T: Float>(tape: &mut Tape<'_, T>, norm: Option<Norm>, x: Var<T>) -> Var<T> {
+    match norm {
+        Some(norm) => norm.forward(tape, &x),
+        None => x,
+    }
 }
 
 impl Transformer {
@@ -115,9 +143,22 @@ impl Transformer {
             let shared = table(at, "shared");
             (shared.clone(), shared.clone(), shared.weight)
         } else {
-            let (source, target) = (table(at, "encoder.embed_tokens"), table(at, "decoder.embed_tokens"));
-            (source, target, Linear::new(&mut at.at("lm_head"), d_model, vocabulary, false).weight)
+            // A decoder alone reads no source.
+            let source = (config.encoder_layers > 0).then(|| table(at, "encoder.embed_tokens"));
+            let target = table(at, "decoder.embed_tokens");
+            (
+                source.unwrap_or_else(|| target.clone()),
+                target,
+                Linear::new(&mut at.at("lm_head"), d_model, vocabulary, false).weight,
+            )
         };
+        let output_bias = config.output_bias.then(|| at.add("lm_head.bias", &[vocabulary], Init::Zeros));
+        let mut of_embeddings = |side: &str| {
+            let name = format!("{side}.layernorm_embedding");
+            config.embedding_norm.then(|| Norm::new(&mut at.at(&name), d_model, NormKind::Layer, config.epsilon))
+        };
+        let encoder_embedding_norm = if config.encoder_layers > 0 { of_embeddings("encoder") } else { None };
+        let decoder_embedding_norm = of_embeddings("decoder");
         let attention = |attention: &Attention| {
             let mut attention = attention.clone();
             let drops = config.attention_dropout > 0.0 && attention.select == Select::Soft;
@@ -139,6 +180,7 @@ impl Transformer {
             norm,
             dropout,
             inner_dropout: config.ffn_dropout,
+            epsilon: config.epsilon,
             cross,
             ..BlockConfig::new(d_model, ffn_dim, own)
         };
@@ -151,15 +193,32 @@ impl Transformer {
         let encoder = blocks("encoder", config.encoder_layers, &encoder_block)?;
         let decoder = blocks("decoder", config.decoder_layers, &decoder_block)?;
         let mut last = |name: &str| {
-            (norm == NormPlace::Pre).then(|| Norm::new(&mut at.at(name), d_model, NormKind::Layer, Norm::EPSILON))
+            (norm == NormPlace::Pre).then(|| Norm::new(&mut at.at(name), d_model, NormKind::Layer, config.epsilon))
         };
         let (encoder_norm, decoder_norm) = (last("encoder.layer_norm"), last("decoder.layer_norm"));
-        Ok(Transformer { source, target, output, encoder, encoder_norm, decoder, decoder_norm, dropout })
+        Ok(Transformer {
+            source,
+            target,
+            output,
+            output_bias,
+            encoder_embedding_norm,
+            decoder_embedding_norm,
+            encoder,
+            encoder_norm,
+            decoder,
+            decoder_norm,
+            dropout,
+        })
     }
 
     /// The output projection, `[V, C]`.
     pub fn output(&self) -> Param {
         self.output
+    }
+
+    /// Its bias, `[V]`.
+    pub fn output_bias(&self) -> Option<Param> {
+        self.output_bias
     }
 
     pub(crate) fn encoder_layers(&self) -> usize {
@@ -181,6 +240,7 @@ impl Transformer {
     /// What `qkv` refuses.
     pub fn encode<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows) -> Result<Var<T>> {
         let x = self.source.forward(tape, &source.ids, source.length, 0);
+        let x = normalized(tape, self.encoder_embedding_norm, x);
         let mut x = tape.dropout(x, self.dropout);
         for block in &self.encoder {
             x = block.forward(tape, x, source.ragged(), None, None)?;
@@ -203,6 +263,7 @@ impl Transformer {
         decoder_input: &Rows,
     ) -> Result<Var<T>> {
         let x = self.target.forward(tape, &decoder_input.ids, decoder_input.length, 0);
+        let x = normalized(tape, self.decoder_embedding_norm, x);
         let mut x = tape.dropout(x, self.dropout);
         for block in &self.decoder {
             x = block.forward(tape, x, decoder_input.ragged(), None, Some((memory, source.ragged())))?;
@@ -239,7 +300,8 @@ impl Transformer {
         last: &[u32],
         state: &mut TransformerState<T>,
     ) -> Result<Var<T>> {
-        let mut x = self.target.forward(tape, last, 1, state.position);
+        let x = self.target.forward(tape, last, 1, state.position);
+        let mut x = normalized(tape, self.decoder_embedding_norm, x);
         for (block, caches) in self.decoder.iter().zip(&mut state.caches) {
             x = block.step(tape, x, caches, state.lengths.as_deref(), None)?;
         }

@@ -62,7 +62,7 @@ impl Default for VqaConfig {
 impl VqaConfig {
     fn widths(&self) -> Widths {
         let VqaConfig { d_model, ffn_dim, heads, dropout, attention_dropout, .. } = *self;
-        Widths { d_model, ffn_dim, heads, dropout, attention_dropout }
+        Widths { d_model, ffn_dim, heads, dropout, attention_dropout, epsilon: Norm::EPSILON, embedding_norm: false }
     }
 
     /// Refuses sizes that are zero or that no machine could hold.

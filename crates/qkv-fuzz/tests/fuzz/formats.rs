@@ -260,6 +260,15 @@ fn models_of_tensorflow() {
 }
 
 #[test]
+fn checkpoints_of_pytorch() {
+    assert!(seeds::torch().iter().all(|bytes| bodies::torch(bytes) == "right, right"));
+    let words =
+        &["data.pkl", "data/0", "torch._utils", "_rebuild_tensor_v2", "FloatStorage", "PK\x01\x02", "os", "system"];
+    let target = Target { name: "torch", shape: Shape::Binary, seeds: seeds::torch(), words };
+    fuzz(&target, bodies::torch);
+}
+
+#[test]
 fn webp_images() {
     let words = &["RIFF", "WEBP", "VP8 ", "VP8L", "VP8X", "ALPH", "ANMF", "EXIF"];
     let target = Target { name: "webp", shape: Shape::Binary, seeds: seeds::webp(), words };

@@ -4,6 +4,7 @@
 use super::DescribeConfig;
 use crate::batch::{Batch, SpecialTokens};
 use crate::checkpoint::{Blank, write_tokenizer};
+use crate::eyes::{self, Eyes};
 use crate::files::folder::{
     self, CONFIG, GENERATION_CONFIG, TOKENIZER, WEIGHTS, read_json, read_json_if_present, write_json,
 };
@@ -11,7 +12,7 @@ use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::image::Image;
 use crate::image_encoder::ImageEncoder;
-use crate::layout::{self, Inspected, Layout};
+use crate::layout::{self, Inspected, Layout, latex_ocr};
 use crate::model::Group;
 use crate::observed_attention::{ObservedAttention, observed};
 use crate::provenance::Provenance;
@@ -37,6 +38,7 @@ pub struct Describer {
     pub tokenizer: Tokenizer,
     /// Default settings of the search.
     pub search: Search,
+    eyes: Option<Eyes>,
     pub(crate) network: DescribeNetwork,
 }
 
@@ -86,21 +88,27 @@ pub struct LookedAt {
     pub attentions: Vec<ObservedAttention>,
 }
 
+/// Whether a folder is of another program that describes images.
+fn is_foreign(folder: &Path) -> bool {
+    !folder.join(CONFIG).exists() && latex_ocr::is_in(folder)
+}
+
 /// Configuration and weights of a folder, and the model with parameters of zero.
 fn found(folder: &Path) -> Result<(ModelConfig, DescribeConfig, Weights, Result<Blank<DescribeNetwork>>)> {
+    let foreign = is_foreign(folder);
     let path = folder.join(CONFIG);
-    let whole: ModelConfig = read_json(&path)?;
+    let whole: ModelConfig = if foreign { latex_ocr::config(folder)? } else { read_json(&path)? };
     let Architecture::Describe(config) = whole.architecture.clone() else {
         let what = format!("it is a {}, expected `describe`", whole.architecture.name());
         return Err(Error::format(&path, "field `architecture.kind`", what));
     };
-    let weights = Weights::of_folder(folder)?;
+    let weights = if foreign { latex_ocr::weights(folder)? } else { Weights::of_folder(folder)? };
     let built = || {
         whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&path, e))?;
         let mut parameters = Parameters::new();
         let network = DescribeNetwork::new(&mut Builder::blank(&mut parameters), &whole)
             .map_err(|e| folder::in_file(&path, e))?;
-        let layout = Layout::own(&parameters);
+        let layout = if foreign { latex_ocr::layout(&config) } else { Layout::own(&parameters) };
         Ok((network, parameters, layout))
     };
     let built = built();
@@ -128,7 +136,11 @@ impl Describer {
         let folder = folder.as_ref();
         let (whole, config, weights, built) = found(folder)?;
         let (network, mut parameters, layout) = built?;
-        let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
+        let foreign = is_foreign(folder);
+        let tokenizer = match foreign {
+            true => latex_ocr::tokenizer(folder)?,
+            false => Tokenizer::open(folder.join(TOKENIZER))?,
+        };
         if tokenizer.len() > whole.vocab_size || SpecialTokens::of(&tokenizer) != whole.specials() {
             let what = format!("the tokenizer has {} tokens, the model {}", tokenizer.len(), whole.vocab_size);
             return Err(Error::format(folder.join(CONFIG), "field `vocab_size`", what));
@@ -137,7 +149,11 @@ impl Describer {
         let search = read_json_if_present(&path)?.unwrap_or_default();
         Search::check(&search).map_err(|e| folder::in_file(&path, e))?;
         layout.fill(&mut parameters, &weights)?;
-        Ok(Describer { config, parameters, tokenizer, search, network })
+        if foreign {
+            latex_ocr::unscale(&mut parameters, config.d_model);
+        }
+        let eyes = Eyes::of(&config.image, Some(folder))?;
+        Ok(Describer { config, parameters, tokenizer, search, eyes, network })
     }
 
     /// A new model with parameters drawn from the seed.
@@ -148,7 +164,8 @@ impl Describer {
         let whole = Describer::whole(config, tokenizer.len(), &tokenizer);
         let mut parameters = Parameters::new();
         let network = DescribeNetwork::new(&mut Builder::new(&mut parameters, seed), &whole)?;
-        Ok(Describer { config: config.clone(), parameters, tokenizer, search, network })
+        let eyes = Eyes::of(&config.image, None)?;
+        Ok(Describer { config: config.clone(), parameters, tokenizer, search, eyes, network })
     }
 
     fn whole(config: &DescribeConfig, vocab_size: usize, tokenizer: &Tokenizer) -> ModelConfig {
@@ -201,7 +218,8 @@ impl Describer {
 
     /// What it sees in [prepared](crate::ImageEncoderConfig::prepared) images, `[B, P, C]`.
     fn look(&self, tape: &mut Tape<'_, f32>, images: &[Image]) -> Result<Var<f32>> {
-        self.network.image.forward(tape, self.config.image.pixels(images))
+        let input = eyes::input(&self.config.image, self.eyes.as_ref(), images, tape.machine())?;
+        self.network.image.forward(tape, input)
     }
 
     /// The loss of prepared images with their texts; the gradient of each token is multiplied by `scale`.

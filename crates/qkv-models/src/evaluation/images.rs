@@ -7,6 +7,7 @@ use crate::image::{Image, idx};
 use crate::kind::kind;
 use crate::labelled;
 use crate::metrics::captions::Captions;
+use crate::metrics::cider;
 use crate::metrics::classes::{self, ClassScore};
 use crate::metrics::detection::{AveragePrecision, ScoredBox};
 use crate::metrics::exact::Exact;
@@ -73,6 +74,7 @@ fn captions(
         measured: "descriptions",
         items: outputs.len(),
         bleu: Some(scores.bleu.score),
+        cider: Some(cider::of(&outputs, &references, words)?),
         exact: Some(scores.exact),
         edit_similarity: Some(scores.similarity),
         ..Evaluation::default()

@@ -4,6 +4,7 @@ use super::folder::{self, WEIGHTS, WEIGHTS_INDEX};
 use super::gguf::Gguf;
 use super::input;
 use super::tensors::TensorFile;
+use super::torch::TorchFile;
 use crate::{Error, Result};
 use qkv_simd::quantized::QuantizedMatrix;
 use serde::Deserialize;
@@ -22,6 +23,8 @@ pub enum Weights {
     Shards(Vec<TensorFile>, BTreeMap<String, usize>),
     /// In a GGUF file.
     Gguf(Gguf),
+    /// In a checkpoint of PyTorch.
+    Torch(TorchFile),
 }
 
 #[derive(Deserialize)]
@@ -79,6 +82,7 @@ impl Weights {
             Weights::File(file) => file.names().collect(),
             Weights::Shards(_, places) => places.keys().map(String::as_str).collect(),
             Weights::Gguf(file) => file.names().collect(),
+            Weights::Torch(file) => file.names().collect(),
         }
     }
 
@@ -87,7 +91,7 @@ impl Weights {
         match self {
             Weights::File(file) => Some(file),
             Weights::Shards(files, places) => places.get(name).map(|&at| &files[at]).or(files.first()),
-            Weights::Gguf(_) => None,
+            Weights::Gguf(_) | Weights::Torch(_) => None,
         }
     }
 
@@ -100,6 +104,7 @@ impl Weights {
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         match self {
             Weights::Gguf(file) => file.shape(name),
+            Weights::Torch(file) => file.shape(name),
             _ => self.file(name).and_then(|file| file.shape(name)),
         }
     }
@@ -108,6 +113,7 @@ impl Weights {
     pub fn storage(&self, name: &str) -> Option<String> {
         match self {
             Weights::Gguf(file) => file.storage(name),
+            Weights::Torch(file) => file.storage(name),
             _ => self.file(name).and_then(|file| file.storage(name)),
         }
     }
@@ -124,6 +130,7 @@ impl Weights {
         }
         match self {
             Weights::Gguf(file) => file.read(name),
+            Weights::Torch(file) => file.read(name),
             _ => self.file(name).map_or_else(|| Err(self.wrong(name, "it is missing")), |file| file.read(name)),
         }
     }
@@ -141,6 +148,7 @@ impl Weights {
     pub fn wrong(&self, name: &str, what: impl Into<String>) -> Error {
         let path = match self {
             Weights::Gguf(file) => file.path(),
+            Weights::Torch(file) => file.path(),
             _ => self.file(name).map_or(Path::new(WEIGHTS_INDEX), TensorFile::path),
         };
         Error::format(path, format!("tensor `{name}`"), what)

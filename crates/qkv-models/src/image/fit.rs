@@ -16,6 +16,8 @@ pub enum Fit {
     Pad,
     /// It is cropped to what is not white first: a formula on a page.
     Ink,
+    /// It is made smaller or larger until it fits, and put in the middle of black.
+    Letterbox,
 }
 
 /// Levels below which a pixel counts as ink.
@@ -31,20 +33,22 @@ impl Image {
     pub fn fitted(&self, width: usize, height: usize, fit: Fit) -> Result<Image> {
         let whole = match fit {
             Fit::Stretch => return self.resized(width, height),
-            Fit::Pad => None,
+            Fit::Pad | Fit::Letterbox => None,
             Fit::Ink => self.inked(),
         };
         let whole = whole.as_ref().unwrap_or(self);
-        let scale = (width as f64 / whole.width as f64).min(height as f64 / whole.height as f64).min(1.0);
+        let most = if fit == Fit::Letterbox { f64::INFINITY } else { 1.0 };
+        let scale = (width as f64 / whole.width as f64).min(height as f64 / whole.height as f64).min(most);
         let fitted = |old: usize, most: usize| ((old as f64 * scale).round() as usize).clamp(1, most.max(1));
         let small = whole.resized(fitted(whole.width, width), fitted(whole.height, height))?;
-        let mut page = Image::new(width, height, self.channels, vec![255; width * height * self.channels])?;
+        let (ground, left) = if fit == Fit::Letterbox { (0, (width - small.width) / 2) } else { (255, 0) };
+        let mut page = Image::new(width, height, self.channels, vec![ground; width * height * self.channels])?;
         let top = (height - small.height) / 2;
         let line = small.width * self.channels;
         for (row, from) in
             page.points.chunks_exact_mut(width * self.channels).skip(top).zip(small.points.chunks_exact(line))
         {
-            row[..line].copy_from_slice(from);
+            row[left * self.channels..][..line].copy_from_slice(from);
         }
         Ok(page)
     }
@@ -95,6 +99,16 @@ mod tests {
         assert_eq!(found.points().iter().filter(|&&x| x < 255).count(), 2);
         let white = Image::new(9, 4, 1, vec![255; 36]).unwrap();
         assert_eq!(white.fitted(3, 3, Fit::Ink).unwrap().points(), [255; 9]);
+    }
+
+    #[test]
+    fn a_letterbox_has_black_above_and_below_or_beside() {
+        let light = Image::new(4, 2, 1, vec![200; 8]).unwrap();
+        let found = light.fitted(8, 6, Fit::Letterbox).unwrap();
+        let rows: Vec<u8> = found.points().chunks_exact(8).map(|row| row[7]).collect();
+        assert_eq!(rows, [0, 200, 200, 200, 200, 0]);
+        let found = light.fitted(4, 1, Fit::Letterbox).unwrap();
+        assert_eq!(found.points(), [0, 200, 200, 0]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use super::{VqaConfig, VqaNetwork};
 use crate::batch::{Rows, SpecialTokens};
 use crate::checkpoint::{Blank, write_tokenizer};
+use crate::eyes::{self, Eyes};
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
@@ -17,7 +18,7 @@ use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Architecture, Error, ModelConfig, Result, finite};
 use qkv_nn::layers::Builder;
-use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Target};
+use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Target, Tensor};
 use std::path::Path;
 
 /// Questions that are answered together.
@@ -32,6 +33,7 @@ pub struct Vqa {
     pub parameters: Parameters<f32>,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
+    eyes: Option<Eyes>,
     network: VqaNetwork,
     vocab_size: usize,
 }
@@ -112,7 +114,8 @@ impl Vqa {
             return Err(Error::format(folder.join(CONFIG), "field `vocab_size`", what));
         }
         layout.fill(&mut parameters, &weights)?;
-        Ok(Vqa { config, parameters, tokenizer, network, vocab_size: whole.vocab_size })
+        let eyes = Eyes::of(&config.image, Some(folder))?;
+        Ok(Vqa { config, parameters, tokenizer, eyes, network, vocab_size: whole.vocab_size })
     }
 
     /// A new model with parameters drawn from the seed.
@@ -137,7 +140,8 @@ impl Vqa {
     pub fn new(config: &VqaConfig, tokenizer: Tokenizer, seed: u64) -> Result<Vqa> {
         let (mut parameters, vocab_size) = (Parameters::new(), tokenizer.len());
         let network = VqaNetwork::new(&mut Builder::new(&mut parameters, seed), config, vocab_size)?;
-        Ok(Vqa { config: config.clone(), parameters, tokenizer, network, vocab_size })
+        let eyes = Eyes::of(&config.image, None)?;
+        Ok(Vqa { config: config.clone(), parameters, tokenizer, eyes, network, vocab_size })
     }
 
     /// A model for other answers on the layers of a trained one.
@@ -186,6 +190,11 @@ impl Vqa {
         self.config.labels.iter().position(|label| label == answer).map(|at| at as u32)
     }
 
+    /// What it sees first of prepared images.
+    fn input(&self, images: &[Image], machine: &Machine) -> Result<Tensor<f32>> {
+        eyes::input(&self.config.image, self.eyes.as_ref(), images, machine)
+    }
+
     /// The loss of questions; the gradient of each is multiplied by `scale`.
     pub(crate) fn loss(
         &self,
@@ -194,7 +203,8 @@ impl Vqa {
         smoothing: f64,
         scale: f64,
     ) -> Result<PendingLoss> {
-        let x = self.network.forward(tape, self.config.image.pixels(&asked.images), &asked.questions)?;
+        let input = self.input(&asked.images, tape.machine())?;
+        let x = self.network.forward(tape, input, &asked.questions)?;
         let (head, ids) = (self.network.head(), &asked.answers[..]);
         Ok(tape.cross_entropy(&x, head.weight, head.bias, Target { ids, ignore: None, smoothing, scale }))
     }
@@ -208,7 +218,7 @@ impl Vqa {
                 let rows: Vec<Vec<u32>> = asked.iter().map(|(_, question)| self.tokens(question)).collect();
                 let rows = Rows::new(&rows, self.tokenizer.pad());
                 let mut tape = Tape::inference(&self.parameters, &pool, machine);
-                let x = self.network.forward(&mut tape, self.config.image.pixels(&images), &rows)?;
+                let x = self.network.forward(&mut tape, self.input(&images, machine)?, &rows)?;
                 let scores = self.network.head().forward(&mut tape, &x);
                 finite::check(scores.value().data(), &self.parameters)?;
                 all.extend(probabilities(scores.value().data(), scores.value().width()));
@@ -228,8 +238,8 @@ impl Vqa {
         let pool = Pool::new();
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
         tape.capture();
-        let pixels = self.config.image.pixels(std::slice::from_ref(&image));
-        let x = self.network.forward(&mut tape, pixels, &rows)?;
+        let input = self.input(std::slice::from_ref(&image), machine)?;
+        let x = self.network.forward(&mut tape, input, &rows)?;
         let captured = tape.captured();
         let scores = self.network.head().forward(&mut tape, &x);
         finite::check(scores.value().data(), &self.parameters)?;

@@ -14,6 +14,7 @@ mod side_by_side;
 mod speech;
 mod tensors;
 mod tokenizer;
+mod torch;
 mod training;
 mod vit;
 mod whisper;

@@ -49,6 +49,47 @@ fn trained(recipe: &Recipe, folder: &Path) -> Vec<tasks::Scene> {
     tasks::scenes(recipe.seed ^ 0x7363_656e, 6, 2).0
 }
 
+/// The eyes of a model are not trained and no part of its weights; other eyes, beside the model, see something else.
+#[test]
+fn a_model_sees_with_eyes_that_are_trained_already() {
+    let folder = tempfile::tempdir().unwrap();
+    let eyes = folder.path().join("resnet");
+    std::fs::create_dir(&eyes).unwrap();
+    let mut seeing = super::resnet::seeing(2048);
+    super::resnet::write(&eyes, &seeing);
+    for (task, model) in
+        [("captions", "kind = 'describe'\ndecoder = 'gru'\ndecoder_layers = 1"), ("questions", "kind = 'vqa'")]
+    {
+        let image = format!("model.image={{height=64,width=64,patch_size=32,layers=0,eyes='{}'}}", eyes.display());
+        let recipe = Recipe::parse(&recipe(task, model, 3).to_toml(), Path::new("small.toml"), &[image]).unwrap();
+        let path = folder.path().join(task);
+        let scenes = trained(&recipe, &path);
+        let (machine, image) = (Machine::new(2), &scenes[0].image);
+        let seen = || match task {
+            "captions" => {
+                let describer = Describer::open(&path).unwrap();
+                assert!(describer.parameters.find("conv1.weight").is_none());
+                let once = describer.describe(std::slice::from_ref(image), &Search::greedy(), &machine).unwrap();
+                let again = describer.describe(std::slice::from_ref(image), &Search::greedy(), &machine).unwrap();
+                assert_eq!(once, again);
+                assert_eq!(describer.look_at(image, &once[0][0].tokens[..1], &machine).unwrap().grid, [2, 2]);
+                once[0][0].log_probability
+            }
+            _ => f64::from(Vqa::open(&path).unwrap().answer(image, "is it red", &machine).unwrap().probabilities[0]),
+        };
+        let first = seen();
+        std::fs::create_dir(path.join("eyes")).unwrap();
+        seeing.get_mut("bn5a_branch2c/beta").unwrap().1.iter_mut().step_by(3).for_each(|x| *x += 3.0);
+        super::resnet::write(&path.join("eyes"), &seeing);
+        assert_ne!(seen(), first);
+    }
+    let wrong =
+        recipe("captions", "kind = 'describe'", 1).to_toml().replace("patch_size = 8", "patch_size = 8\neyes = 'x'");
+    let wrong = Recipe::parse(&wrong, Path::new("small.toml"), &[]).unwrap();
+    let said = Run::new(&wrong, folder.path().join("wrong"), 1).err().unwrap().to_string();
+    assert!(said.contains("places of 8 pixels in 3 channels have eyes"), "{said}");
+}
+
 #[test]
 fn a_describer_learns_pictures_by_heart_and_says_where_it_looked() {
     for model in ["kind = 'describe'\ndecoder_layers = 1", "kind = 'describe'\ndecoder = 'gru'\ndecoder_layers = 1"] {

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Shape and values by name.
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-fn write(folder: &Path, tensors: &Tensors) {
+pub fn write(folder: &Path, tensors: &Tensors) {
     let weights: Vec<_> = (tensors.iter())
         .map(|(name, (shape, _))| serde_json::json!({ "name": name, "shape": shape, "dtype": "float32" }))
         .collect();
@@ -28,6 +28,11 @@ fn write(folder: &Path, tensors: &Tensors) {
 
 /// A ResNet of one block a stage, two in the first.
 fn small() -> Tensors {
+    seeing(5)
+}
+
+/// The same with so many features.
+pub fn seeing(features: usize) -> Tensors {
     let mut draws = Draws::new(5, [1, 2, 3]);
     let mut tensors = Tensors::new();
     let mut conv = |name: &str, norm: &str, kernel: usize, inputs: usize, outputs: usize| {
@@ -44,7 +49,7 @@ fn small() -> Tensors {
     };
     conv("conv1", "bn_conv1", 7, 3, 4);
     let mut width = 4;
-    for (block, inner, outputs) in [("2a", 2, 6), ("2b", 3, 6), ("3a", 3, 8), ("4a", 2, 8), ("5a", 3, 5)] {
+    for (block, inner, outputs) in [("2a", 2, 6), ("2b", 3, 6), ("3a", 3, 8), ("4a", 2, 8), ("5a", 3, features)] {
         let name = |branch: &str| (format!("res{block}_branch{branch}"), format!("bn{block}_branch{branch}"));
         let mut add = |branch: &str, kernel: usize, inputs: usize, outputs: usize| {
             let (name, norm) = name(branch);
@@ -58,7 +63,8 @@ fn small() -> Tensors {
         }
         width = outputs;
     }
-    tensors.insert("fc1000/kernel".into(), (vec![5, 3], (0..15).map(|x| x as f32 / 15.0).collect()));
+    let head = (0..3 * features).map(|x| x as f32 / (3 * features) as f32).collect();
+    tensors.insert("fc1000/kernel".into(), (vec![features, 3], head));
     tensors.insert("fc1000/bias".into(), (vec![3], vec![0.5, 0.0, -0.5]));
     tensors
 }

@@ -42,7 +42,8 @@ pub(super) fn to_text(found: &Evaluation) -> String {
             text += &format!("accuracy = {:.2} % ({} questions)\n", found.accuracy.unwrap_or(0.0), found.items);
         }
         "descriptions" => {
-            text += &format!("BLEU = {:.2} ({} images)\n", found.bleu.unwrap_or(0.0), found.items);
+            let (bleu, cider) = (found.bleu.unwrap_or(0.0), found.cider.unwrap_or(0.0));
+            text += &format!("BLEU = {bleu:.2}, CIDEr-D = {cider:.2} ({} images)\n", found.items);
             let (exact, similarity) = (found.exact.unwrap_or(0.0), found.edit_similarity.unwrap_or(0.0));
             text += &format!("exact match = {exact:.2} %, edit similarity = {similarity:.2} %\n");
         }

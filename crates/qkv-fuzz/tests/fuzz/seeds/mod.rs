@@ -138,6 +138,39 @@ pub fn tfjs() -> Vec<Vec<u8>> {
     vec![model.to_vec(), br#"{"weightsManifest":[]}"#.to_vec()]
 }
 
+/// Two tensors of four numbers, one of them in a dictionary within the dictionary, and transposed.
+pub fn torch() -> Vec<Vec<u8>> {
+    let text = |text: &str| [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
+    let tensor = |shape: &[u8], strides: &[u8]| {
+        let tuple = |of: &[u8]| [b"(".to_vec(), of.iter().flat_map(|&n| [b'K', n]).collect(), b"t".to_vec()].concat();
+        let storage = [text("storage"), b"ctorch\nFloatStorage\n".to_vec(), text("0"), text("cpu"), b"K\x04".to_vec()];
+        let arguments = [b"((".to_vec(), storage.concat(), b"tQK\0".to_vec(), tuple(shape), tuple(strides)].concat();
+        let rest = b"\x89ccollections\nOrderedDict\n)Rt".to_vec();
+        [b"ctorch._utils\n_rebuild_tensor_v2\n".to_vec(), arguments, rest, b"R".to_vec()].concat()
+    };
+    let inner = [b"}(".to_vec(), text("b"), tensor(&[2, 2], &[1, 2]), b"u".to_vec()].concat();
+    let pickle = [b"\x80\x02}(".to_vec(), text("a"), tensor(&[4], &[1]), text("model"), inner, b"u.".to_vec()].concat();
+    vec![zip(&[("a/data.pkl", &pickle), ("a/data/0", &[0; 16])])]
+}
+
+/// An archive without compression.
+fn zip(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+    for (name, data) in files {
+        let (place, size) = (bytes.len() as u32, data.len() as u32);
+        let sizes = [0, size, size].map(u32::to_le_bytes).concat();
+        let names = [name.len() as u16, 0].map(u16::to_le_bytes).concat();
+        bytes.extend([&b"PK\x03\x04"[..], &[0; 10], &sizes, &names, name.as_bytes(), data].concat());
+        let entry = [&b"PK\x01\x02"[..], &[0; 12], &sizes, &names, &[0; 10], &place.to_le_bytes(), name.as_bytes()];
+        directory.extend(entry.concat());
+    }
+    let (place, count) = (bytes.len() as u32, (files.len() as u16).to_le_bytes());
+    bytes.extend(&directory);
+    let sizes = [directory.len() as u32, place].map(u32::to_le_bytes).concat();
+    bytes.extend([&b"PK\x05\x06"[..], &[0; 4], &count, &count, &sizes, &[0; 2]].concat());
+    bytes
+}
+
 /// Lossy and lossless.
 pub fn webp() -> Vec<Vec<u8>> {
     let files: [&[u8]; 2] = [

@@ -1,0 +1,152 @@
+//! Checkpoints of PyTorch are read without being run, and the formulas of `latex-ocr-junia`, which come in one.
+
+use qkv_models::files::torch::TorchFile;
+use qkv_models::image::Image;
+use qkv_models::{Describer, Inspection, Search, kind};
+use qkv_nn::Machine;
+
+/// An archive without compression.
+fn zip(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+    for (name, data) in files {
+        let (place, size) = (bytes.len() as u32, data.len() as u32);
+        let sizes = [0, size, size].map(u32::to_le_bytes).concat();
+        let names = [name.len() as u16, 0].map(u16::to_le_bytes).concat();
+        bytes.extend([&b"PK\x03\x04"[..], &[0; 10], &sizes, &names, name.as_bytes(), data].concat());
+        let entry = [&b"PK\x01\x02"[..], &[0; 12], &sizes, &names, &[0; 10], &place.to_le_bytes(), name.as_bytes()];
+        directory.extend(entry.concat());
+    }
+    let (place, count) = (bytes.len() as u32, (files.len() as u16).to_le_bytes());
+    bytes.extend(&directory);
+    let sizes = [directory.len() as u32, place].map(u32::to_le_bytes).concat();
+    bytes.extend([&b"PK\x05\x06"[..], &[0; 4], &count, &count, &sizes, &[0; 2]].concat());
+    bytes
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+fn numbers(of: &[usize]) -> Vec<u8> {
+    let each = of.iter().flat_map(|&n| [&b"J"[..], &(n as u32).to_le_bytes()].concat());
+    [b"(".to_vec(), each.collect(), b"t".to_vec()].concat()
+}
+
+/// A tensor over the file `key`, as `torch.save` describes it.
+fn tensor(key: &str, shape: &[usize], strides: &[usize]) -> Vec<u8> {
+    let storage = [text("storage"), b"ctorch\nFloatStorage\n".to_vec(), text(key), text("cpu"), b"K\x04".to_vec()];
+    let arguments = [b"((".to_vec(), storage.concat(), b"tQK\0".to_vec(), numbers(shape), numbers(strides)].concat();
+    let rest = b"\x89ccollections\nOrderedDict\n)RtR".to_vec();
+    [b"ctorch._utils\n_rebuild_tensor_v2\n".to_vec(), arguments, rest].concat()
+}
+
+/// A checkpoint with these entries of a dictionary, and files of values.
+fn checkpoint(entries: &[(&str, Vec<u8>)], files: Vec<Vec<f32>>) -> Vec<u8> {
+    let entries: Vec<u8> = entries.iter().flat_map(|(name, value)| [text(name), value.clone()].concat()).collect();
+    let pickle = [b"\x80\x02}(".to_vec(), entries, b"u.".to_vec()].concat();
+    let bytes = |values: Vec<f32>| values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let values = files.into_iter().enumerate().map(|(at, values)| (format!("a/data/{at}"), bytes(values)));
+    zip(&[("a/data.pkl".to_owned(), pickle)].into_iter().chain(values).collect::<Vec<_>>())
+}
+
+#[test]
+fn tensors_are_read_by_their_strides_and_dictionaries_by_their_names() {
+    let inner = [b"}(".to_vec(), text("b"), tensor("0", &[2, 3], &[1, 2]), b"u".to_vec()].concat();
+    let entries = [("a", tensor("0", &[4], &[1])), ("model", inner), ("epoch", b"K\x07".to_vec())];
+    let file = TorchFile::from_bytes(checkpoint(&entries, vec![vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]), "a.pt").unwrap();
+    assert_eq!(file.names().collect::<Vec<_>>(), ["a", "model.b"]);
+    assert_eq!(file.read("a").unwrap(), [0.0, 1.0, 2.0, 3.0]);
+    assert_eq!(file.read("model.b").unwrap(), [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]);
+    let file = file.under("model");
+    assert_eq!((file.names().collect::<Vec<_>>(), file.shape("b")), (vec!["b"], Some(&[2, 3][..])));
+    assert!(file.read("c").unwrap_err().to_string().contains("tensor `c`: it is missing"));
+}
+
+#[test]
+fn what_a_pickle_calls_is_never_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("made");
+    let call = [b"cos\nsystem\n(".to_vec(), text(&format!("touch {}", path.display())), b"tR".to_vec()].concat();
+    let file = TorchFile::from_bytes(checkpoint(&[("x", call), ("a", tensor("0", &[1], &[1]))], vec![vec![8.0]]), "a");
+    assert_eq!(file.unwrap().read("a").unwrap(), [8.0]);
+    assert!(!path.exists());
+}
+
+#[test]
+fn tensors_beyond_their_values_and_files_of_another_kind_are_refused() {
+    let said = |entry: Vec<u8>| {
+        let file = TorchFile::from_bytes(checkpoint(&[("a", entry)], vec![vec![1.0; 4]]), "a.pt").unwrap();
+        file.read("a").unwrap_err().to_string()
+    };
+    assert!(said(tensor("0", &[5], &[1])).contains("value 4 is asked for where there are 4"));
+    assert!(said(tensor("0", &[2, 2], &[3, 1])).contains("value 4 is asked for"));
+    assert!(said(tensor("0", &[2, 2], &[1])).contains("its strides are [1]"));
+    assert!(said(tensor("9", &[1], &[1])).contains("`data/9`, are missing"));
+    let wrong = |bytes: Vec<u8>| TorchFile::from_bytes(bytes, "a.pt").unwrap_err().to_string();
+    assert!(wrong(b"\x80\x02}.".to_vec()).contains("it is no zip archive"));
+    assert!(wrong(zip(&[("a/b".into(), Vec::new())])).contains("it has no `data.pkl`"));
+    assert!(wrong(zip(&[("a/data.pkl".into(), b"\x80\x02P".to_vec())])).contains("instruction 0x50"));
+    assert!(wrong(zip(&[("a/data.pkl".into(), b"\x80\x02R.".to_vec())])).contains("empty stack"));
+}
+
+/// A model of `latex-ocr-junia` that writes what its bias says.
+#[test]
+fn a_reader_of_formulas_comes_from_a_checkpoint_of_pytorch() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    let sizes = r#"{"image_height":8,"image_width":16,"patch_size":4,"d_model":8,"num_heads":2,"num_encoder_layers":1,
+        "num_decoder_layers":1,"mlp_dim":12,"dropout":0.1,"max_length":6,"vocab_size":6,"pad_token_id":0}"#;
+    write("model_config.json", sizes.as_bytes());
+    let tokens = r#"{"token_to_id":{"<pad>":0,"<bos>":1,"<eos>":2,"<unk>":3,"\\":4,"x":5},
+        "specials":{"pad":"<pad>","bos":"<bos>","eos":"<eos>","unk":"<unk>"}}"#;
+    write("tokenizer.json", tokens.as_bytes());
+    let mut shapes: Vec<(String, Vec<usize>)> = vec![
+        ("patch_embed.proj.weight".into(), vec![8, 1, 4, 4]),
+        ("patch_embed.proj.bias".into(), vec![8]),
+        ("patch_embed.pos_emb".into(), vec![1, 8, 8]),
+        ("decoder_embed.token_emb.weight".into(), vec![6, 8]),
+        ("decoder_embed.pos_emb.weight".into(), vec![6, 8]),
+        ("lm_head.weight".into(), vec![6, 8]),
+    ];
+    let mut linears: Vec<(String, usize, usize)> = Vec::new();
+    for (block, feed) in [("encoder_blocks.0", "mlp"), ("decoder_blocks.0", "ffn")] {
+        linears.extend([(format!("{block}.{feed}.0"), 12, 8), (format!("{block}.{feed}.3"), 8, 12)]);
+    }
+    for attention in ["encoder_blocks.0.attn", "decoder_blocks.0.self_attn", "decoder_blocks.0.cross_attn"] {
+        linears.push((format!("{attention}.out_proj"), 8, 8));
+        shapes.push((format!("{attention}.in_proj_weight"), vec![24, 8]));
+        shapes.push((format!("{attention}.in_proj_bias"), vec![24]));
+    }
+    for (name, outputs, inputs) in linears {
+        shapes.push((format!("{name}.weight"), vec![outputs, inputs]));
+        shapes.push((format!("{name}.bias"), vec![outputs]));
+    }
+    let norms = ["patch_embed.norm", "encoder_norm", "decoder_embed.norm", "decoder_norm"].into_iter().chain([
+        "encoder_blocks.0.norm1",
+        "encoder_blocks.0.norm2",
+        "decoder_blocks.0.self_norm",
+        "decoder_blocks.0.cross_norm",
+        "decoder_blocks.0.ffn_norm",
+    ]);
+    for norm in norms {
+        shapes.extend(["weight", "bias"].map(|kind| (format!("{norm}.{kind}"), vec![8])));
+    }
+    shapes.push(("lm_head.bias".into(), vec![6]));
+    let strides =
+        |shape: &[usize]| (1..=shape.len()).map(|axis| shape[axis..].iter().product()).collect::<Vec<usize>>();
+    let mut values: Vec<Vec<f32>> = shapes.iter().map(|(_, shape)| vec![0.0; shape.iter().product()]).collect();
+    *values.last_mut().unwrap() = vec![0.0, 0.0, 0.5, 0.0, 0.0, 1.0];
+    let entries = shapes.iter().enumerate().map(|(at, (name, shape))| {
+        let at = at.to_string();
+        [text(name), tensor(&at, shape, &strides(shape))].concat()
+    });
+    let inner = [b"}(".to_vec(), entries.flatten().collect(), b"u".to_vec()].concat();
+    write("best.pt", &checkpoint(&[("model", inner), ("optimizer", tensor("0", &[1], &[1]))], values));
+    assert_eq!(kind(folder.path()).unwrap(), "describe");
+    let inspected = Inspection::of(folder.path()).unwrap();
+    assert!(inspected.misfits.is_empty(), "{:?}", inspected.misfits);
+    let describer = Describer::open(folder.path()).unwrap();
+    let image = Image::new(20, 5, 1, vec![99; 100]).unwrap();
+    let found = describer.describe(&[image], &Search::greedy(), &Machine::new(1)).unwrap();
+    assert_eq!(found[0][0].text, "xxxxx");
+}

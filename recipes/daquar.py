@@ -1,0 +1,30 @@
+"""Writes DAQUAR (questions about photographs of rooms, Malinowski and Fritz 2014) as lists that `qkv train` reads, by its
+official split.
+
+    python recipes/daquar.py QUESTIONS IMAGES data/daquar
+
+QUESTIONS holds `qa.894.raw.train.txt` and `qa.894.raw.test.txt`, IMAGES the photographs `image1` to `image1449`. As in
+arXiv:1511.02274 the lists have the questions whose answer is one thing; `test-all.tsv` has all test questions.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+questions, images, target = Path(sys.argv[1]), Path(sys.argv[2]).resolve(), Path(sys.argv[3])
+target.mkdir(parents=True, exist_ok=True)
+photographs = {path.stem: path for path in images.iterdir()}
+for part in ("train", "test"):
+    lines = [line.strip() for line in (questions / f"qa.894.raw.{part}.txt").read_text().splitlines() if line.strip()]
+    rows = []
+    for question, answer in zip(lines[::2], lines[1::2]):
+        image = re.search(r"\bimage\s*(\d+)\b", question)
+        words = re.sub(r"\b(in|of|on|from)?\s*(the|this)?\s*\bimage\s*\d+\b|[?,.]", " ", question).split()
+        photograph = photographs.get(f"image{image[1]}") if image else None
+        if photograph and words:
+            rows.append((photograph, " ".join(words), answer))
+    one = [row for row in rows if "," not in row[2]]
+    for name, chosen in ((f"{part}.tsv", one), (f"{part}-all.tsv", rows)):
+        if name != "train-all.tsv":
+            (target / name).write_text("".join("\t".join(map(str, row)) + "\n" for row in chosen))
+    print(f"{part}: {len(one)} of {len(lines) // 2} questions have an answer of one thing")
