@@ -4,7 +4,8 @@ official split.
     python recipes/daquar.py QUESTIONS IMAGES data/daquar
 
 QUESTIONS holds `qa.894.raw.train.txt` and `qa.894.raw.test.txt`, IMAGES the photographs `image1` to `image1449`. As in
-arXiv:1511.02274 the lists have the questions whose answer is one thing; `test-all.tsv` has all test questions.
+arXiv:1511.02274 the lists have the questions whose answer is one thing; `test-all.tsv` has all test questions. Every
+twelfth photograph of the training part is kept for `dev.tsv`.
 """
 
 import re
@@ -24,7 +25,11 @@ for part in ("train", "test"):
         if photograph and words:
             rows.append((photograph, " ".join(words), answer))
     one = [row for row in rows if "," not in row[2]]
-    for name, chosen in ((f"{part}.tsv", one), (f"{part}-all.tsv", rows)):
-        if name != "train-all.tsv":
-            (target / name).write_text("".join("\t".join(map(str, row)) + "\n" for row in chosen))
-    print(f"{part}: {len(one)} of {len(lines) // 2} questions have an answer of one thing")
+    held = set(sorted({row[0] for row in one})[11::12])
+    lists = {
+        "train": {"train": [row for row in one if row[0] not in held], "dev": [row for row in one if row[0] in held]},
+        "test": {"test": one, "test-all": rows},
+    }
+    for name, chosen in lists[part].items():
+        (target / f"{name}.tsv").write_text("".join("\t".join(map(str, row)) + "\n" for row in chosen))
+        print(f"{name}: {len(chosen)} of {len(lines) // 2} questions")
