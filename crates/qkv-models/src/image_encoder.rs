@@ -41,8 +41,8 @@ pub struct ImageEncoderConfig {
     pub mean: Vec<f64>,
     /// Standard deviation of each channel; 0.5, if left out.
     pub deviation: Vec<f64>,
-    /// The folder of a trained [`ResNet`](crate::ResNet) in place of a stem: its last features are the places, and it is
-    /// not trained.
+    /// The folder of a trained [`ResNet`](crate::ResNet) in place of a stem: its last features are the places, and it
+    /// is not trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eyes: Option<PathBuf>,
 }
@@ -259,7 +259,8 @@ impl ImageEncoder {
         self.layers.len()
     }
 
-    /// What is seen at each place of pixels, or of what [`Eyes`](eyes::Eyes) see, `[B, H, W, C]`: `[B, P, d_model]`, row by row.
+    /// What is seen at each place of pixels `[B, H, W, C]`, or of what [`Eyes`](eyes::Eyes) see:
+    /// `[B, P, d_model]`, row by row.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, pixels: Tensor<T>) -> Result<Var<T>> {
         let batch = pixels.shape()[0];
         let mut x = tape.constant(pixels);

@@ -1,5 +1,5 @@
-//! Metrics over corpora: BLEU and chrF as sacrebleu computes them, CIDEr, exact match, perplexity, descriptions of images,
-//! average precision of boxes, entity F1, F1 by class, and answers of SQuAD.
+//! Metrics over corpora: BLEU and chrF as sacrebleu computes them, CIDEr, exact match, perplexity, descriptions of
+//! images, average precision of boxes, entity F1, F1 by class, and answers of SQuAD.
 
 pub mod answers;
 pub mod bleu;
