@@ -5,8 +5,10 @@ use crate::architecture::Generative;
 use crate::checkpoint::{ModelFiles, is_gguf};
 use crate::files::folder::{CONFIG, WEIGHTS, WEIGHTS_INDEX};
 use crate::files::tensors::TensorFile;
+use crate::files::torch::TorchFile;
 use crate::files::weights::Weights;
 use crate::kind::kind;
+use crate::layout::latex_ocr;
 use crate::{Architecture, Error, Result, describe, detect, encoder, han, vit, voice, vqa};
 use serde::Serialize;
 use std::fmt;
@@ -41,7 +43,7 @@ pub struct TensorSummary {
 }
 
 impl Inspection {
-    /// Inspects a model's folder, a `.safetensors` file or a `.gguf` file. What does not fit is listed; a file that
+    /// Inspects a model's folder, a `.safetensors`, `.gguf`, `.pt` or `.pth` file. What does not fit is listed; a file that
     /// cannot be read is an error.
     ///
     /// # Errors
@@ -52,9 +54,14 @@ impl Inspection {
 
     fn of_at(path: &Path) -> Result<Inspection> {
         if path.is_file() && !is_gguf(path) {
-            return Ok(Inspection::listed(path, &Weights::File(TensorFile::open(path)?)));
+            let torch = path.extension().is_some_and(|end| end == "pt" || end == "pth");
+            let weights = match torch {
+                true => Weights::Torch(TorchFile::open(path)?),
+                false => Weights::File(TensorFile::open(path)?),
+            };
+            return Ok(Inspection::listed(path, &weights));
         }
-        if path.is_dir() && !path.join(CONFIG).exists() {
+        if path.is_dir() && !path.join(CONFIG).exists() && !latex_ocr::is_in(path) {
             if !path.join(WEIGHTS).exists() && !path.join(WEIGHTS_INDEX).exists() {
                 return Err(Error::invalid(format!("`{}` holds no checkpoint", path.display()))
                     .with_hint("a model is a folder with `config.json` and `model.safetensors`"));
