@@ -43,8 +43,8 @@ pub struct TensorSummary {
 }
 
 impl Inspection {
-    /// Inspects a model's folder, a `.safetensors`, `.gguf`, `.pt` or `.pth` file. What does not fit is listed; a file that
-    /// cannot be read is an error.
+    /// Inspects a model's folder, a `.safetensors`, `.gguf`, `.pt` or `.pth` file. What does not fit is listed; a file
+    /// that cannot be read is an error.
     ///
     /// # Errors
     /// Names the file and what is wrong with it.
