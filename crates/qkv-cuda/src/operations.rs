@@ -76,6 +76,7 @@ struct Shared {
     constants: Mutex<HashMap<Vec<u32>, Array>>,
     plans: Mutex<Plans>,
     bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
     /// Counters of blocks, zero between launches.
     arrived: OnceLock<Array>,
 }
@@ -100,9 +101,21 @@ impl Cuda {
         let (cuda, stream) = (self.clone(), self.driver.new_stream()?);
         let failed = OnceLock::new();
         let (constants, plans) = (Mutex::default(), Mutex::default());
-        let (bytes_read, arrived) = (AtomicU64::new(0), OnceLock::new());
-        let shared = Shared { cuda, stream, dtype, kernels, memory, failed, constants, plans, bytes_read, arrived };
-        Ok(Operations { shared: Arc::new(shared) })
+        Ok(Operations {
+            shared: Arc::new(Shared {
+                cuda,
+                stream,
+                dtype,
+                kernels,
+                memory,
+                failed,
+                constants,
+                plans,
+                bytes_read: AtomicU64::new(0),
+                bytes_written: AtomicU64::new(0),
+                arrived: OnceLock::new(),
+            }),
+        })
     }
 }
 
@@ -141,6 +154,11 @@ impl Operations {
     /// Bytes that were copied to the host so far. A copy waits for all work, so a step of training makes few.
     pub fn bytes_read(&self) -> u64 {
         self.shared.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were copied from the host so far. Work that copies some cannot be [recorded](Operations::record).
+    pub fn bytes_written(&self) -> u64 {
+        self.shared.bytes_written.load(Ordering::Relaxed)
     }
 
     fn driver(&self) -> &Arc<dyn Driver> {

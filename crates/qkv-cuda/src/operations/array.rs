@@ -318,6 +318,7 @@ impl Operations {
         if self.failed().is_none() {
             // SAFETY: scalars have no padding, so they may be read as bytes.
             let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) };
+            self.shared.bytes_written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             self.remember(self.driver().write(array.ptr(), bytes, self.shared.stream));
         }
     }

@@ -21,6 +21,8 @@ pub(super) struct GraphDecoder<'a> {
     pub state: CountedState<f32>,
     /// Of the last step, `[B, V]`.
     logits: Option<Array>,
+    /// Whether the last step copied nothing from the host.
+    is_recordable: bool,
     graph: Option<Graph>,
 }
 
@@ -37,7 +39,16 @@ impl<'a> GraphDecoder<'a> {
         let operations = machine.cuda().filter(|_| gpt.runs_on_gpu())?;
         let room = tokens.min(gpt.max_len()).next_multiple_of(ROOM_STEP).min(gpt.max_len());
         let state = gpt.start_counted(operations, operations.decode_batch(sequences, room));
-        Some(GraphDecoder { generator, machine, operations, pool, state, logits: None, graph: None })
+        Some(GraphDecoder {
+            generator,
+            machine,
+            operations,
+            pool,
+            state,
+            logits: None,
+            is_recordable: false,
+            graph: None,
+        })
     }
 
     /// Tokens that a sequence has room for.
@@ -63,16 +74,7 @@ impl<'a> GraphDecoder<'a> {
         let operations = self.operations;
         match &self.graph {
             Some(graph) => operations.launch_graph(graph),
-            // The first step compiles what it needs, the second one is recorded.
-            None if self.logits.is_none() => self.logits = Some(self.compute()?),
-            None => match operations.record(|| self.compute()) {
-                Some((graph, logits)) => {
-                    self.logits = Some(logits?);
-                    operations.launch_graph(&graph);
-                    self.graph = Some(graph);
-                }
-                None => self.logits = Some(self.compute()?),
-            },
+            None => self.step_or_record()?,
         }
         let ids = operations.read_scalars::<u32>(self.state.batch().ids());
         self.machine.check()?;
@@ -80,6 +82,24 @@ impl<'a> GraphDecoder<'a> {
             true => Err(finite::refusal(&self.generator.parameters)),
             false => Ok(ids),
         }
+    }
+
+    /// A step, recorded if the one before copied nothing from the host: the first compiles what it needs and may copy
+    /// weights, and those that another device holds are copied in every step.
+    fn step_or_record(&mut self) -> Result<()> {
+        let operations = self.operations;
+        if self.is_recordable
+            && let Some((graph, logits)) = operations.record(|| self.compute())
+        {
+            self.logits = Some(logits?);
+            operations.launch_graph(&graph);
+            self.graph = Some(graph);
+            return Ok(());
+        }
+        let before = operations.bytes_written();
+        self.logits = Some(self.compute()?);
+        self.is_recordable = operations.bytes_written() == before;
+        Ok(())
     }
 
     fn compute(&mut self) -> Result<Array> {
