@@ -67,8 +67,8 @@ impl Weighted {
 /// ```
 /// use qkv_models::metrics::{cider, words::Words};
 /// let references = [vec!["a dog runs on grass", "the dog runs"], vec!["a man rides a horse", "man on horse"]];
-/// let same = cider::of(&["a dog runs on grass", "a man rides a horse"], &references, Words::None)?;
-/// let other = cider::of(&["a man rides a horse", "a dog runs on grass"], &references, Words::None)?;
+/// let same = cider::of(&["a dog runs on grass", "a man rides a horse"], &references, Words::Spaces)?;
+/// let other = cider::of(&["a man rides a horse", "a dog runs on grass"], &references, Words::Spaces)?;
 /// assert!(same > 400.0 && other < 1.0);
 /// # Ok::<(), qkv_models::Error>(())
 /// ```
