@@ -18,6 +18,8 @@ mod heads;
 mod inputs;
 mod lsh;
 mod mask;
+#[doc(hidden)]
+pub mod materialized;
 mod output;
 mod owned_inputs;
 mod paged;

@@ -19,6 +19,12 @@ impl Shape {
         Shape { b, hq, hk, n, m, d }
     }
 
+    /// `[B, Hq, Hk, N, M, D]`.
+    pub fn axes(self) -> [usize; 6] {
+        let Shape { b, hq, hk, n, m, d } = self;
+        [b, hq, hk, n, m, d]
+    }
+
     /// The shape of queries and outputs, `[B, Hq, N, D]`.
     pub fn queries(self) -> [usize; 4] {
         [self.b, self.hq, self.n, self.d]
