@@ -3,6 +3,7 @@
 //! shortest of these lengths and a gigabyte at the longest.
 
 use qkv::{Attention, Bias, BigBird, Features, Inputs, Mask, Pool, Scratch, Tensor, Upstream};
+use qkv_simd::Isa;
 use qkv_simd::counting::Counting;
 use std::sync::Mutex;
 
@@ -79,5 +80,7 @@ fn memory_of_pooled_weights_is_their_grid_and_sides() {
     let (pooled, held) = ALLOCATOR.beyond(|| weights.pooled(0, 2, all.clone(), all, [64, 64], Pool::Max).unwrap());
     assert_eq!(pooled.shape(), [64, 64]);
     println!("pooled: {} KiB", held / KIB);
-    assert!(held <= 2600 * KIB, "pooling held {} KiB", held / KIB);
+    // On AMX the packed keys are three bf16 terms of each number, over a depth of whole tiles.
+    let bound = if Isa::best().name() == "amx" { 6600 } else { 2600 };
+    assert!(held <= bound * KIB, "pooling held {} KiB", held / KIB);
 }
