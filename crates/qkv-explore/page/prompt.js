@@ -7,9 +7,6 @@ import { chosen, choose } from 'qkv/state';
 const models = first.models ?? [];
 const model = (id) => models.find((one) => one.id === id);
 
-/** The label of the button. */
-const verb = (run) => (run.form ? 'Look' : run.groups.some(({ name }) => name === 'cross') ? 'Translate' : 'Run');
-
 /** The choices: models, and the recording that the program was started with. */
 const offered = first.run.model === null && models.length ? [{ id: null, name: 'the recording' }, ...models] : models;
 
@@ -68,7 +65,7 @@ export class Prompt {
       event.preventDefault();
       this.ask({ model: run.model, text: this.input.value.trim(), target: this.target?.value.trim() || null });
     };
-    return h('form', { class: 'ask', onsubmit: submit, onkeydown: compose }, this.input, pick, h('button', { type: 'submit', class: 'go' }, verb(run)),
+    return h('form', { class: 'ask', onsubmit: submit, onkeydown: compose }, this.input, pick, h('button', { type: 'submit', class: 'go' }, model(run.model).verb),
       this.target && this.side === 'a' ? h('div', { class: 'target' }, this.target) : null);
   }
 
@@ -83,7 +80,7 @@ export class Prompt {
     return h('p', { class: 'examples' },
       others.length ? h('span', { class: 'quiet' }, 'try ') : null,
       others.map((text) => h('button', { type: 'button', class: 'link', title: text, onclick: () => this.ask({ model: run.model, text, target: null }) }, text.length > 60 ? `${text.slice(0, 60)}…` : text)),
-      run.output && !run.form ? h('button', { type: 'button', class: 'link quiet', 'aria-pressed': String(this.giving), onclick: give, title: 'see what the model attends to when it is made to write this' }, this.giving ? 'generate the output' : 'set the output') : null);
+      run.output && model(run.model).takes_target ? h('button', { type: 'button', class: 'link quiet', 'aria-pressed': String(this.giving), onclick: give, title: 'see what the model attends to when it is made to write this' }, this.giving ? 'generate the output' : 'set the output') : null);
   }
 
   /** Shows progress or an error. */

@@ -106,6 +106,25 @@ impl Observer {
         }
     }
 
+    /// What the page's button says.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Observer::Translator(_) => "Translate",
+            Observer::Generator(_) => "Generate",
+            Observer::Speaker(_) => "Speak",
+            Observer::Encoder(_) => "Run",
+            _ => "Look",
+        }
+    }
+
+    /// Whether it can be run over another output than its own.
+    pub fn takes_target(&self) -> bool {
+        matches!(
+            self,
+            Observer::Translator(_) | Observer::Generator(_) | Observer::Encoder(_) | Observer::Describer(..)
+        )
+    }
+
     /// The same model with images to choose from, each with its own name.
     ///
     /// # Errors
@@ -169,8 +188,11 @@ impl Observer {
     /// its own.
     ///
     /// # Errors
-    /// If the text is empty or too long for the model.
+    /// If the text is empty or too long for the model, or the model [takes no target](Observer::takes_target).
     pub fn record(&self, text: &str, target: Option<&str>, machine: &Machine) -> Result<Recording> {
+        if target.is_some() && !self.takes_target() {
+            return Err(Error::invalid("the output of this model cannot be set").with_hint("leave out `target`"));
+        }
         match self {
             Observer::Translator(model) => capture::translation(model, text, target, machine),
             Observer::Generator(model) => {

@@ -69,13 +69,12 @@ pub(super) fn range(text: Option<&str>, limit: usize) -> ApiResult<Range<usize>>
 }
 
 pub(super) fn state_json(state: &AppState) -> Value {
-    let models = state
-        .models
-        .iter()
-        .enumerate()
-        .map(|(id, ServedModel { name, note, model })| {
-            json!({ "id": id, "name": name, "takes_text": true, "inputs": model.inputs(), "note": note })
-        });
+    let models = state.models.iter().enumerate().map(|(id, ServedModel { name, note, model })| {
+        json!({
+            "id": id, "name": name, "note": note, "verb": model.verb(), "inputs": model.inputs(),
+            "takes_text": true, "takes_target": model.takes_target(),
+        })
+    });
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "models": models.collect::<Vec<_>>(),

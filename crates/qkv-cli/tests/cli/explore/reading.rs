@@ -1,4 +1,4 @@
-//! The page over a document, an image and a sound: models that are trained here in seconds, or not at all.
+//! The page over a document, an image, a sound and a voice: models that are trained here in seconds, or not at all.
 
 use crate::explore::browser::Browser;
 use crate::explore::program::Serving;
@@ -176,4 +176,53 @@ fn words_stand_against_time() {
     browser.eval("(() => { const s = document.querySelector('#text'); s.selectedIndex = 1; s.dispatchEvent(new Event('change')); })()");
     browser.until("location.hash.includes('b.wav') && document.querySelector('canvas.sound')");
     browser.is_content();
+}
+
+#[test]
+fn letters_stand_against_seconds() {
+    let folder = tempfile::tempdir().unwrap();
+    train(
+        folder.path(),
+        "name = 'tiny'\n[data]\ntones = 4\ndev_tones = 2\n[tokenizer]\nkind = 'characters'\n[model]\nkind = 'voice'\n\
+         d_model = 16\nffn_dim = 16\nheads = 2\nencoder_layers = 1\ndecoder_layers = 1\nmax_steps = 30\n[train]\nsteps = 4\n\
+         tokens = 100\nlongest = 100\nmetric = 'loss'\nvalidate = 4\nsave = 4\n",
+    );
+    let model = folder.path().join("m").display().to_string();
+    let serving = Serving::start(&["--model", &model, "abc"]);
+    let mut browser = Browser::open(&serving.url);
+    assert_eq!(browser.text("#prompt .go"), "Speak");
+    let is_offered = "[...document.querySelectorAll('button')].some((b) => b.textContent === 'set the output')";
+    assert_eq!(browser.eval(is_offered), false, "a voice has no text to set");
+    // The sound's length is told; the map is of its moments, each with the letters that it looks at.
+    let run = browser.eval("fetch('/api/runs/0').then((r) => r.json())");
+    let texts = |side: usize| -> Vec<String> {
+        let tokens = run["sides"][side]["tokens"].as_array().unwrap();
+        tokens.iter().map(|token| token["text"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(texts(0), ["a", "b", "c", "</s>"]);
+    let steps = texts(1).len();
+    assert!(steps > 0 && texts(1)[0] == "0.00", "{:?}", texts(1));
+    assert!(browser.text("#output").ends_with(" s"), "{}", browser.text("#output"));
+    assert!(browser.text("body").contains("rows: seconds · columns: letters"));
+    let layers = run["layers"].as_array().unwrap();
+    let cross = layers.iter().position(|layer| layer["group"] == "cross").unwrap();
+    let weights = browser.numbers(&format!("/api/runs/0/weights?layer={cross}&head=0"));
+    assert_eq!(weights.len(), steps * 4);
+    for row in weights.chunks(4) {
+        assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5, "{row:?}");
+    }
+    // Another text, and a letter that the voice has not learned.
+    browser.press("/");
+    browser.until("document.activeElement.id === 'text'");
+    browser.eval("document.querySelector('#text').value = ''");
+    browser.write("fed");
+    browser.press("Enter");
+    browser.until("location.hash.includes('text=fed') && document.querySelector('#output')");
+    browser.is_content();
+    browser.press("/");
+    browser.until("document.activeElement.id === 'text'");
+    browser.eval("document.querySelector('#text').value = ''");
+    browser.write("xyz");
+    browser.press("Enter");
+    browser.until("document.body.textContent.includes('has not learned the letter `x`')");
 }
