@@ -9,6 +9,7 @@
 //! | `peaks` | the peak of the machine |
 //! | `measurement`, `table`, `summary`, `machine`, `progress` | reports |
 //! | `lengths`, `memory`, `plot` | time and memory against length |
+//! | `scaling` | speed-up against threads |
 //! | `on_device` | the same on a GPU |
 //! | `over_ranks` | attention divided over ranks: time, bytes sent, and waiting |
 //! | `train_over_ranks` | training steps over ranks, beside as many that train alone |
@@ -28,6 +29,7 @@ mod over_ranks;
 mod peaks;
 mod plot;
 mod progress;
+mod scaling;
 mod shape;
 mod statistics;
 mod summary;
@@ -88,6 +90,7 @@ impl Run for BenchArgs {
                 _ if self.on_device => on_device::measure(self, threads, print),
                 _ if self.train && self.ranks.is_some() => train_over_ranks::measure(self, &Ranks::alone(), print),
                 _ if self.train => train::train(self, threads, print),
+                _ if self.scaling.is_some() => scaling::scaling(self, threads, print),
                 Some(_) => lengths::lengths(self, threads, print),
                 None => measure(self, threads, print),
             }?;

@@ -116,6 +116,24 @@ fn every_shape_type_and_direction_has_its_row() {
 }
 
 #[test]
+fn speed_up_is_told_for_every_number_of_threads_and_plotted() {
+    let out = well("--scaling scaling.svg --json --threads 3 --shape 1,2,2,40,40,16 --shape 1,1,1,8,8,4");
+    let rows = rows(&out);
+    let threads: Vec<u64> = rows.iter().map(|row| row["threads"].as_u64().unwrap()).collect();
+    assert_eq!(threads, [1, 2, 3, 1, 2, 3]);
+    for row in &rows {
+        assert!(row["speed_up"].as_f64().unwrap() > 0.0 && row["of_copies"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert_eq!(rows[0]["speed_up"], 1.0);
+    let svg = fs::read_to_string(FOLDER.join("scaling.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("threads") && svg.contains("1,2,2,40,40,16"), "{svg}");
+    let table = well("--scaling scaling.svg --threads 1 --shape 1,1,1,8,8,4");
+    assert!(table.contains("of copies") && table.contains("On 1 thread:"), "{table}");
+    refused("--scaling a.svg --train", 2, &["--train"]);
+    refused("--scaling none/a.svg --shape 1,1,1,8,8,4", 1, &["none"]);
+}
+
+#[test]
 fn the_table_is_aligned() {
     let out = well("--shape 1,1,1,8,8,4 --shape 1,2,1,100,100,32 --direction forward --direction decode");
     let mut lines = out.lines();

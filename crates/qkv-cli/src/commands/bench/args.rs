@@ -51,6 +51,9 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("lengths", Kind::Path, "Time and memory of one head against its length, plotted as SVG")
                 .value("FILE")
                 .conflicts(&["shape", "dtype", "causal", "direction", "device"]),
+            Argument::new("scaling", Kind::Path, "Speed-up against threads, from one to all, plotted as SVG")
+                .value("FILE")
+                .conflicts(&["lengths", "train", "device", "against", "ranks"]),
             Argument::new("train", Kind::Switch, "Whole training steps of some models, in f32 and bf16").conflicts(&[
                 "shape",
                 "dtype",
@@ -128,6 +131,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv bench --train --device cuda --against torch --python venv/bin/python", "Training steps on a GPU"),
     ("qkv bench --ranks 4 --shape 1,8,8,65536,65536,64 --causal", "Divided over four processes, in every way"),
     ("qkv bench --train --ranks 4", "Training steps over four processes, beside as many that train alone"),
+    ("qkv bench --scaling scaling.svg", "Speed-up from one thread to all, beside independent copies"),
     ("qkv bench --lengths docs/lengths.svg --against torch --python venv/bin/python", "Time and memory against length"),
 ];
 
@@ -139,6 +143,7 @@ pub(crate) fn notes() -> String {
      and values that decoding reads. `of peak` is the fraction of the measured peak of multiply-adds (of AMX for bf16,\n  \
      where the CPU has it), or for decoding of memory bandwidth, whichever is the bottleneck.\n  \
      `formula ms` is softmax(QKᵀ)·V with all N × M scores stored, on the same matrix product; f32 forward, up to 1 GiB.\n  \
+     `of copies`, with `--scaling`, is the throughput of calls on T threads over that of T copies on one thread each.\n  \
      `ratio` is PyTorch's time over ours: the best call of each side per round, the median over rounds.\n"
         .into()
 }
@@ -165,6 +170,8 @@ pub(crate) struct BenchArgs {
     pub directions: Vec<Direction>,
     /// The plot of time and memory against length, and the longest length.
     pub lengths: Option<(PathBuf, usize)>,
+    /// The plot of speed-up against threads.
+    pub scaling: Option<PathBuf>,
     pub train: bool,
     pub on_device: bool,
     pub threads: Option<usize>,
@@ -191,6 +198,7 @@ impl BenchArgs {
             causal: matches.switch("causal"),
             directions: without_repeats(words("direction").iter().filter_map(|word| Direction::named(word))),
             lengths: matches.path("lengths").map(|file| (file, matches.count("longest").unwrap_or(LONGEST))),
+            scaling: matches.path("scaling"),
             train: matches.switch("train"),
             on_device: matches.word("device") == Some("cuda"),
             threads: matches.count("threads"),

@@ -63,6 +63,26 @@ fn drawn(seed: u64) -> Vec<(Shape, bool)> {
     shapes
 }
 
+/// Calls of a fraction of a millisecond, of a few and of many, of which speed-up is measured.
+const SCALING: [Shape; 3] = [square(16, 8, 96, 64), square(2, 12, 384, 64), square(1, 8, 2048, 64)];
+
+/// The cases of `--scaling`.
+pub(crate) fn scaling_cases(args: &BenchArgs) -> Vec<Case> {
+    if args.draw.is_some() || !args.shapes.is_empty() {
+        return cases(args);
+    }
+    let precisions = if args.precisions.is_empty() { &[Precision::F32, Precision::Bf16] } else { &args.precisions[..] };
+    let directions = if args.directions.is_empty() { &[Direction::Forward] } else { &args.directions[..] };
+    let mut cases = Vec::new();
+    for &precision in precisions {
+        for shape in SCALING {
+            let case = |&direction| Case { shape, precision, causal: args.causal, direction };
+            cases.extend(directions.iter().map(case));
+        }
+    }
+    cases
+}
+
 /// The cases, in the order of measurement.
 pub(crate) fn cases(args: &BenchArgs) -> Vec<Case> {
     if let Some(seed) = args.draw {
@@ -131,6 +151,7 @@ mod tests {
             causal: false,
             directions: vec![],
             lengths: None,
+            scaling: None,
             train: false,
             on_device: false,
             threads: None,

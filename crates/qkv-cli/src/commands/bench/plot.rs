@@ -1,4 +1,5 @@
-//! Time and memory against length as an SVG, every axis logarithmic. Colors follow the reader's light or dark theme.
+//! Time and memory against length, and speed-up against threads, as an SVG with logarithmic axes. Colors follow the
+//! reader's light or dark theme.
 
 use std::fmt::{self, Write};
 
@@ -10,6 +11,13 @@ pub(crate) struct Series {
     pub bytes: Vec<(usize, f64)>,
 }
 
+/// The speed-up of one case for each number of threads.
+#[derive(Debug)]
+pub(crate) struct Curve {
+    pub title: String,
+    pub points: Vec<(usize, f64)>,
+}
+
 const WIDTH: f64 = 920.0;
 const HEIGHT: f64 = 440.0;
 const TOP: f64 = 118.0;
@@ -18,11 +26,14 @@ const STYLE: &str = "\
 .ground{fill:#ffffff}text{fill:#1f2933}.quiet{fill:#52606d}.grid{stroke:#e4e7eb}.axis{stroke:#9aa5b1}\
 .line{fill:none;stroke-width:2.2;stroke-linejoin:round}.c2 .line{stroke-dasharray:7 4}\
 .c0 .line{stroke:#2f6fde}.c0 .dot{fill:#2f6fde}.c1 .line{stroke:#d9822b}.c1 .dot{fill:#d9822b}\
-.c2 .line{stroke:#b3336b}.c2 .dot{fill:#b3336b}\
+.c2 .line{stroke:#b3336b}.c2 .dot{fill:#b3336b}.c3 .line{stroke:#2b8a6e}.c3 .dot{fill:#2b8a6e}\
+.c4 .line{stroke:#7b5cc4}.c4 .dot{fill:#7b5cc4}.c5 .line{stroke:#8a7a2b}.c5 .dot{fill:#8a7a2b}\
+.ideal .line{stroke:#9aa5b1;stroke-dasharray:2 4}.ideal .dot{fill:none}\
 @media(prefers-color-scheme:dark){\
 .ground{fill:#0d1117}text{fill:#e6edf3}.quiet{fill:#9da7b3}.grid{stroke:#2a313a}.axis{stroke:#6b7480}\
 .c0 .line{stroke:#6ea0ff}.c0 .dot{fill:#6ea0ff}.c1 .line{stroke:#f0a35c}.c1 .dot{fill:#f0a35c}\
-.c2 .line{stroke:#e884b0}.c2 .dot{fill:#e884b0}}";
+.c2 .line{stroke:#e884b0}.c2 .dot{fill:#e884b0}.c3 .line{stroke:#63c7a8}.c3 .dot{fill:#63c7a8}\
+.c4 .line{stroke:#b39bf0}.c4 .dot{fill:#b39bf0}.c5 .line{stroke:#cbb95c}.c5 .dot{fill:#cbb95c}}";
 
 /// The plot.
 pub(crate) fn draw(lines: &[Series], about: &str) -> String {
@@ -31,50 +42,96 @@ pub(crate) fn draw(lines: &[Series], about: &str) -> String {
     svg
 }
 
-fn write(svg: &mut String, lines: &[Series], about: &str) -> fmt::Result {
+/// Curves of the plot of speed-up that have a color of their own and are named.
+const NAMED: usize = 6;
+
+/// The plot of speed-up against threads, beside what `most` threads would gain at best.
+pub(crate) fn draw_scaling(curves: &[Curve], most: usize, about: &str) -> String {
+    let mut svg = String::new();
+    write_scaling(&mut svg, curves, most, about).expect("writing to a string cannot fail");
+    svg
+}
+
+fn write_scaling(svg: &mut String, curves: &[Curve], most: usize, about: &str) -> fmt::Result {
+    begin(svg, "Speed-up of attention against the number of threads", "Speed-up against threads", about)?;
+    if curves.len() <= NAMED {
+        for (at, curve) in curves.iter().enumerate() {
+            sample(svg, at, [590.0, TOP + 8.0 + 24.0 * at as f64], &curve.title)?;
+        }
+    }
+    let mut lines: Vec<Vec<(usize, f64)>> = curves.iter().map(|curve| curve.points.clone()).collect();
+    lines.push(vec![(1, 1.0), (most, most as f64)]);
+    let classes: Vec<String> =
+        (0..curves.len()).map(|at| format!("c{}", if curves.len() <= NAMED { at } else { 0 })).collect();
+    let classes: Vec<&str> = classes.iter().map(String::as_str).chain(["ideal"]).collect();
+    let label = |x: f64| if x < 1.0 { format!("{x:.2} ×") } else { format!("{x:.0} ×") };
+    Panel { left: 70.0, right: 560.0, title: "speed-up", below: "threads", step: 2.0, label }
+        .write(svg, &lines, &classes)?;
+    writeln!(svg, "</svg>")
+}
+
+/// The beginning of a plot: its title, and what it is about.
+fn begin(svg: &mut String, title: &str, heading: &str, about: &str) -> fmt::Result {
     writeln!(
         svg,
         r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" font-size="13">
-<title>Time and memory of attention against the length of the sequence</title>
+<title>{title}</title>
 <style>{STYLE}</style>
 <rect class="ground" width="{WIDTH}" height="{HEIGHT}"/>
-<text x="70" y="30" font-size="16" font-weight="600">Time and memory against length</text>
+<text x="70" y="30" font-size="16" font-weight="600">{heading}</text>
 <text x="70" y="51" class="quiet">{about}</text>"#
-    )?;
+    )
+}
+
+/// A line of the legend.
+fn sample(svg: &mut String, at: usize, [x, y]: [f64; 2], title: &str) -> fmt::Result {
+    writeln!(
+        svg,
+        r#"<g class="c{at}"><line class="line" x1="{x:.0}" y1="{y:.0}" x2="{:.0}" y2="{y:.0}"/><circle class="dot" cx="{:.0}" cy="{y:.0}" r="3.5"/></g><text x="{:.0}" y="{:.1}">{title}</text>"#,
+        x + 26.0,
+        x + 13.0,
+        x + 34.0,
+        y + 4.5
+    )
+}
+
+fn write(svg: &mut String, lines: &[Series], about: &str) -> fmt::Result {
+    let title = "Time and memory of attention against the length of the sequence";
+    begin(svg, title, "Time and memory against length", about)?;
     let mut x = 70.0;
     for (at, line) in lines.iter().enumerate() {
-        writeln!(
-            svg,
-            r#"<g class="c{at}"><line class="line" x1="{x:.0}" y1="75" x2="{:.0}" y2="75"/><circle class="dot" cx="{:.0}" cy="75" r="3.5"/></g><text x="{:.0}" y="79.5">{}</text>"#,
-            x + 26.0,
-            x + 13.0,
-            x + 34.0,
-            line.title
-        )?;
+        sample(svg, at, [x, 75.0], line.title)?;
         x += 34.0 + 7.6 * line.title.chars().count() as f64 + 26.0;
     }
     let time = |line: &Series| line.ms.clone();
     let memory = |line: &Series| line.bytes.clone();
-    Panel { left: 70.0, right: 440.0, title: "time of a forward call", step: 10.0, label: time_label }
-        .write(svg, &lines.iter().map(time).collect::<Vec<_>>())?;
-    Panel { left: 550.0, right: 895.0, title: "peak memory beyond the inputs", step: 4.0, label: memory_label }
-        .write(svg, &lines.iter().map(memory).collect::<Vec<_>>())?;
+    let (below, classes) = ("length n", ["c0", "c1", "c2"]);
+    Panel { left: 70.0, right: 440.0, title: "time of a forward call", below, step: 10.0, label: time_label }.write(
+        svg,
+        &lines.iter().map(time).collect::<Vec<_>>(),
+        &classes,
+    )?;
+    Panel { left: 550.0, right: 895.0, title: "peak memory beyond the inputs", below, step: 4.0, label: memory_label }
+        .write(svg, &lines.iter().map(memory).collect::<Vec<_>>(), &classes)?;
     writeln!(svg, "</svg>")
 }
 
-/// One of the two panels.
+/// A diagram.
 struct Panel {
     left: f64,
     right: f64,
     title: &'static str,
+    /// The title of the axis of lengths or threads.
+    below: &'static str,
     /// The factor between grid lines.
     step: f64,
     label: fn(f64) -> String,
 }
 
 impl Panel {
-    fn write(&self, svg: &mut String, lines: &[Vec<(usize, f64)>]) -> fmt::Result {
-        let Panel { left, right, title, step, label } = *self;
+    /// Draws lines, each with a class of the style sheet.
+    fn write(&self, svg: &mut String, lines: &[Vec<(usize, f64)>], classes: &[&str]) -> fmt::Result {
+        let Panel { left, right, title, below, step, label } = *self;
         writeln!(svg, r#"<text x="{left}" y="{}" font-weight="600">{title}</text>"#, TOP - 14.0)?;
         let points = || lines.iter().flatten().filter(|(_, value)| *value > 0.0);
         let exponents = points().map(|(_, value)| value.ln() / step.ln());
@@ -103,13 +160,13 @@ impl Panel {
         }
         writeln!(svg, r#"<line class="axis" x1="{left}" y1="{BOTTOM}" x2="{right}" y2="{BOTTOM}"/>"#)?;
         let (middle, under) = ((left + right) / 2.0, BOTTOM + 42.0);
-        writeln!(svg, r#"<text x="{middle}" y="{under}" text-anchor="middle" class="quiet">length n</text>"#)?;
+        writeln!(svg, r#"<text x="{middle}" y="{under}" text-anchor="middle" class="quiet">{below}</text>"#)?;
         // The first series last, so that it is on top.
-        for (at, line) in lines.iter().enumerate().rev() {
+        for (line, class) in lines.iter().zip(classes).rev() {
             let dots: Vec<(f64, f64)> =
                 line.iter().filter(|(_, value)| *value > 0.0).map(|&(n, value)| (x(n), y(value))).collect();
             let path: Vec<String> = dots.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-            writeln!(svg, r#"<g class="c{at}"><polyline class="line" points="{}"/>"#, path.join(" "))?;
+            writeln!(svg, r#"<g class="{class}"><polyline class="line" points="{}"/>"#, path.join(" "))?;
             for (x, y) in dots {
                 writeln!(svg, r#"<circle class="dot" cx="{x:.1}" cy="{y:.1}" r="3.5"/>"#)?;
             }
@@ -166,6 +223,15 @@ mod tests {
         for y in svg.split("cy=\"").skip(3).map(|rest| rest.split('"').next().unwrap().parse::<f64>().unwrap()) {
             assert!((TOP..=BOTTOM).contains(&y), "{y}");
         }
+    }
+
+    #[test]
+    fn a_curve_of_speed_up_is_named_unless_there_are_many() {
+        let curve = |at: usize| Curve { title: format!("case {at}"), points: vec![(1, 1.0), (2, 1.9), (3, 2.5)] };
+        let few = draw_scaling(&(0..6).map(curve).collect::<Vec<_>>(), 3, "here");
+        assert!(few.contains("case 5") && few.matches("<polyline").count() == 7);
+        let many = draw_scaling(&(0..7).map(curve).collect::<Vec<_>>(), 3, "here");
+        assert!(!many.contains("case 5") && many.matches("<polyline").count() == 8);
     }
 
     #[test]
