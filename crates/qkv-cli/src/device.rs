@@ -9,7 +9,7 @@ pub(crate) const DEVICE: Argument = Argument::new("device", Kind::Word, "Device 
     .default("cpu")
     .values(&[("cpu", "all cores, or `--threads` of them"), ("cuda", "the first NVIDIA GPU")]);
 
-/// `--precision`, for commands that translate.
+/// `--precision`, for commands that translate and transcribe.
 pub(crate) const PRECISION: Argument = Argument::new("precision", Kind::Word, "Precision of matrix products on a CPU")
     .default("f32")
     .values(&[("f32", "32 bits"), ("int8", "8 bits, rounded row by row: faster, and scores differ slightly")]);

@@ -260,6 +260,34 @@ impl Gpt {
         state.position = end;
         Ok(self.norm.forward(tape, &x))
     }
+
+    /// Hidden states of the next token of each of several sequences that have states of their own, of any lengths:
+    /// `[B, 1, C]`. What a sequence gets does not depend on those beside it.
+    ///
+    /// # Errors
+    /// Where a sequence becomes longer than the model takes.
+    pub fn step_each<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        ids: &[u32],
+        states: &mut [&mut GptState<T>],
+    ) -> Result<Var<T>> {
+        let places: Vec<usize> = states.iter().map(|state| state.position).collect();
+        if places.iter().any(|&place| place >= self.most) {
+            return Err(Error::invalid(format!("a text has more than the {} tokens that the model takes", self.most)));
+        }
+        let positions: Vec<u32> = places.iter().map(|&place| place as u32).collect();
+        let x = self.tokens.forward_at(tape, ids, &positions); // [1, B, C]
+        let width = x.value().width();
+        let mut x = x.reshaped(&[ids.len(), 1, width]);
+        let angles = self.rotary.map(|(width, base)| Angles::at(width, base, &places));
+        for (at, layer) in self.layers.iter().enumerate() {
+            let caches = states.iter_mut().map(|state| state.caches[at][0].as_mut().expect("made by `start`"));
+            x = layer.step_each(tape, x, &mut caches.collect::<Vec<_>>(), angles.as_ref())?;
+        }
+        states.iter_mut().for_each(|state| state.position += 1);
+        Ok(self.norm.forward(tape, &x))
+    }
 }
 
 /// Caches of sequences whose positions a device counts, and the angles of all positions.

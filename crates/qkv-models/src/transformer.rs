@@ -152,6 +152,7 @@ impl Transformer {
                 Linear::new(&mut at.at("lm_head"), d_model, vocabulary, false).weight,
             )
         };
+        at.round_finely(output);
         let output_bias = config.output_bias.then(|| at.add("lm_head.bias", &[vocabulary], Init::Zeros));
         let mut of_embeddings = |side: &str| {
             let name = format!("{side}.layernorm_embedding");

@@ -154,6 +154,7 @@ impl Whisper {
         let (kind, positions) = (PositionKind::Learned, config.text_positions);
         let tokens = &mut at.at("decoder.embed_tokens");
         let tokens = Embedding::new(tokens, config.vocabulary, width, kind, positions).unscaled();
+        at.round_finely(tokens.weight);
         let mut norm = |name: &str| Norm::new(&mut at.at(name), width, NormKind::Layer, Norm::EPSILON);
         let (encoder_norm, decoder_norm) = (norm("encoder.layer_norm"), norm("decoder.layer_norm"));
         let config = *config;

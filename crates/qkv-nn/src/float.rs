@@ -3,6 +3,7 @@
 use crate::loops::{self, Loop};
 use crate::stored_matrix::StoredMatrix;
 use qkv_simd::Isa;
+use qkv_simd::finish::Finish;
 use qkv_simd::int8::{self, Int8Matrix, Int8Rows};
 use qkv_simd::matmul::{Operand, PackBuffers, matmul_bf16};
 use qkv_simd::panels::{self, PackedMatrix};
@@ -60,23 +61,24 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         false
     }
 
-    /// The same for matrices and rows in 8 bits.
+    /// The same for matrices and rows in 8 bits, finished; rows in twice 8 bits where `fine`.
     fn int8_products(
         _isa: Isa,
         _team: &Team,
         _x: &[Self],
         _width: usize,
-        _outputs: &mut [(&Int8Matrix, &mut [Self])],
+        _fine: bool,
+        _outputs: &mut [(&Int8Matrix, &mut [Self], Finish<'_, Self>)],
     ) -> bool {
         false
     }
 
-    /// The same for packed matrices of this type.
+    /// The same for packed matrices of this type, finished.
     fn packed_products(
         _isa: Isa,
         _team: &Team,
         _x: &[Self],
-        _outputs: &mut [(&PackedMatrix<Self>, &mut [Self])],
+        _outputs: &mut [(&PackedMatrix<Self>, &mut [Self], Finish<'_, Self>)],
     ) -> bool {
         false
     }
@@ -131,10 +133,10 @@ impl Float for f32 {
         }
         if let Some(mut outputs) = of_kind!(Quantized) {
             quantized::products(isa, team, &Vectors::new(isa, x, width), &mut outputs);
-        } else if let Some(mut outputs) = of_kind!(Bf16) {
-            panels::products(isa, team, x, &mut outputs);
-        } else if let Some(mut outputs) = of_kind!(F16) {
-            panels::products(isa, team, x, &mut outputs);
+        } else if let Some(outputs) = of_kind!(Bf16) {
+            panels::products(isa, team, x, &mut unfinished(outputs));
+        } else if let Some(outputs) = of_kind!(F16) {
+            panels::products(isa, team, x, &mut unfinished(outputs));
         } else {
             return false;
         }
@@ -146,16 +148,30 @@ impl Float for f32 {
         team: &Team,
         x: &[f32],
         width: usize,
-        outputs: &mut [(&Int8Matrix, &mut [f32])],
+        fine: bool,
+        outputs: &mut [(&Int8Matrix, &mut [f32], Finish<'_>)],
     ) -> bool {
-        int8::products(isa, team, &Int8Rows::new(isa, x, width), outputs);
+        let rows = if fine { Int8Rows::fine(isa, x, width) } else { Int8Rows::new(isa, x, width) };
+        int8::products(isa, team, &rows, outputs);
         true
     }
 
-    fn packed_products(isa: Isa, team: &Team, x: &[f32], outputs: &mut [(&PackedMatrix<f32>, &mut [f32])]) -> bool {
+    fn packed_products(
+        isa: Isa,
+        team: &Team,
+        x: &[f32],
+        outputs: &mut [(&PackedMatrix<f32>, &mut [f32], Finish<'_>)],
+    ) -> bool {
         panels::products(isa, team, x, outputs);
         true
     }
+}
+
+/// The same products without anything done to them.
+fn unfinished<'a, T>(
+    outputs: Vec<(&'a PackedMatrix<T>, &'a mut [f32])>,
+) -> Vec<(&'a PackedMatrix<T>, &'a mut [f32], Finish<'a>)> {
+    outputs.into_iter().map(|(matrix, y)| (matrix, y, Finish::default())).collect()
 }
 
 impl Float for f64 {

@@ -63,6 +63,8 @@ struct Entry<T: Float> {
     packed: OnceLock<Arc<PackedMatrix<T>>>,
     /// The matrix in 8 bits for inference, on first use; `None` where it cannot be rounded.
     int8: OnceLock<Option<Arc<Int8Matrix>>>,
+    /// Whether rows that it is multiplied with in 8 bits are rounded in two parts.
+    is_fine: bool,
     /// The widened matrix in the memory of a device, where the quantized form alone is kept, on first use there.
     widened: OnceLock<(Operations, Array)>,
     /// Factor of the learning rate; 0 where it is frozen.
@@ -127,7 +129,8 @@ impl<T: Float> Parameters<T> {
         let (name, shape) = (name.to_owned(), shape.to_vec());
         let (quantized, half, packed, int8) = (None, None, OnceLock::new(), OnceLock::new());
         let (widened, rate, adapter) = (OnceLock::new(), 1.0, None);
-        self.entries.push(Entry { name, shape, data, quantized, half, packed, int8, widened, rate, adapter });
+        let is_fine = false;
+        self.entries.push(Entry { name, shape, data, quantized, half, packed, int8, is_fine, widened, rate, adapter });
         Param(at)
     }
 
@@ -342,6 +345,17 @@ impl<T: Float> Parameters<T> {
         Some(entry.packed.get_or_init(|| Arc::new(PackedMatrix::new(&entry.data, width))))
     }
 
+    /// Rows that this matrix is multiplied with in 8 bits are rounded in two parts from now on: for products whose error
+    /// weighs most, those of activations with a few large elements, and logits.
+    pub fn round_finely(&mut self, param: Param) {
+        self.entries[param.0].is_fine = true;
+    }
+
+    /// Whether rows are rounded in two parts.
+    pub(crate) fn is_fine(&self, param: Param) -> bool {
+        self.entries[param.0].is_fine
+    }
+
     /// A matrix rounded to 8 bits for inference; `None` where there is a form of it in fewer bits than `f32`, or it
     /// cannot be rounded.
     pub(crate) fn int8(&self, param: Param) -> Option<&Int8Matrix> {
@@ -410,6 +424,7 @@ impl<T: Float> Parameters<T> {
             half: None,
             packed: OnceLock::new(),
             int8: OnceLock::new(),
+            is_fine: entry.is_fine,
             widened: OnceLock::new(),
             rate: entry.rate,
             adapter: entry.adapter,

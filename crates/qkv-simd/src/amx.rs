@@ -1,11 +1,13 @@
 //! AMX, Intel's tile matrix unit: permission from the operating system, and the tile configuration of a thread.
 //!
-//! The kernels themselves are in [`bf16_gemm`](crate::bf16_gemm) and [`bf16x3_gemm`](crate::bf16x3_gemm).
+//! The kernels themselves are in [`bf16_gemm`](crate::bf16_gemm), [`bf16x3_gemm`](crate::bf16x3_gemm) and
+//! [`int8`](crate::int8).
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::sync::OnceLock;
 
 /// Whether the CPU has bf16 tiles and the operating system lets this process use them. Linux grants AMX per process, on
 /// request: this makes the request.
@@ -14,6 +16,13 @@ pub(crate) fn permitted() -> bool {
     const AMX_TILE: u32 = 1 << 24;
     let features = __cpuid_count(7, 0).edx;
     features & AMX_BF16 != 0 && features & AMX_TILE != 0 && granted()
+}
+
+/// Whether its tiles multiply bytes, too. Asked once: in a virtual machine the instruction takes microseconds.
+pub(crate) fn has_int8() -> bool {
+    const AMX_INT8: u32 = 1 << 25;
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| __cpuid_count(7, 0).edx & AMX_INT8 != 0)
 }
 
 /// Requests permission to use the tile registers (`ARCH_REQ_XCOMP_PERM`).

@@ -7,6 +7,7 @@
 
 mod kernel;
 
+use crate::finish::Finish;
 use crate::isa::Isa;
 use crate::pass::{self, Pass};
 use crate::team::Team;
@@ -35,11 +36,11 @@ const MAGIC: f32 = 12_582_912.0;
 ///
 /// ```
 /// use qkv_simd::int8::{Int8Matrix, Int8Rows, products};
-/// use qkv_simd::{Isa, team::Team};
+/// use qkv_simd::{Isa, finish::Finish, team::Team};
 /// let matrix = Int8Matrix::new(Isa::best(), &[127.0, 2.0, -254.0, 4.0], 2).unwrap();
 /// let x = Int8Rows::new(Isa::best(), &[127.0, 1.0], 2);
 /// let mut y = [0.0; 2];
-/// products(Isa::best(), &Team::new(1), &x, &mut [(&matrix, &mut y)]);
+/// products(Isa::best(), &Team::new(1), &x, &mut [(&matrix, &mut y, Finish::default())]);
 /// assert_eq!(y, [127.0 * 127.0 + 2.0, -254.0 * 127.0 + 4.0]);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -98,7 +99,7 @@ impl Int8Matrix {
     }
 }
 
-/// Rows rounded to 8 bits, each with its scale.
+/// Rows rounded to 8 bits, each with its scale; what that leaves may be rounded to 8 bits once more.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Int8Rows {
     width: usize,
@@ -109,7 +110,12 @@ pub struct Int8Rows {
     scales: Vec<f32>,
     /// What the shift of the matrix adds to a sum: 128 times the sum of the codes.
     excess: Vec<i32>,
+    /// What rounding left.
+    rest: Option<Box<Int8Rows>>,
 }
+
+/// How many times finer the steps of what rounding left are: half a step is again the largest code.
+const FINER: f32 = 2.0 * LARGEST;
 
 impl Int8Rows {
     /// Rounds the rows of `x [R, width]`. A row with an element that is not finite becomes NaN.
@@ -117,15 +123,33 @@ impl Int8Rows {
     /// # Panics
     /// If `x` does not hold whole rows.
     pub fn new(isa: Isa, x: &[f32], width: usize) -> Int8Rows {
-        assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width} elements");
-        let (count, row) = (x.len() / width, width.next_multiple_of(QUAD));
-        let codes = vec![0; count * row];
-        let mut rows = Int8Rows { width, count, row, codes, scales: vec![0.0; count], excess: vec![0; count] };
+        let mut rows = Int8Rows::blank(x, width);
         // The compiler does not vectorize the narrowing to bytes.
-        if !kernel::round(isa, x, &mut rows) {
+        if !kernel::round(isa, x, &mut rows, None) {
             pass::run(isa, Round { x, into: &mut rows });
         }
         rows
+    }
+
+    /// The same rounded to 16 bits, in two parts: products take twice as long.
+    ///
+    /// # Panics
+    /// As [`new`](Int8Rows::new).
+    pub fn fine(isa: Isa, x: &[f32], width: usize) -> Int8Rows {
+        let (mut rows, mut rest) = (Int8Rows::blank(x, width), Int8Rows::blank(x, width));
+        if !kernel::round(isa, x, &mut rows, Some(&mut rest)) {
+            pass::run(isa, Round { x, into: &mut rows });
+            pass::run(isa, Remainder { x, rows: &rows, into: &mut rest });
+        }
+        rows.rest = Some(Box::new(rest));
+        rows
+    }
+
+    fn blank(x: &[f32], width: usize) -> Int8Rows {
+        assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width} elements");
+        let (count, row) = (x.len() / width, width.next_multiple_of(QUAD));
+        let (codes, scales, excess) = (vec![0; count * row], vec![0.0; count], vec![0; count]);
+        Int8Rows { width, count, row, codes, scales, excess, rest: None }
     }
 }
 
@@ -190,6 +214,47 @@ impl Pass for Round<'_> {
     }
 }
 
+/// Rounds what rounding left.
+struct Remainder<'a> {
+    x: &'a [f32],
+    rows: &'a Int8Rows,
+    into: &'a mut Int8Rows,
+}
+
+impl Pass for Remainder<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Int8Rows { width, row, codes, scales, excess, .. } = self.into;
+        let (width, row) = (*width, *row);
+        for (r, x) in self.x.chunks_exact(width).enumerate() {
+            let scale = self.rows.scales[r];
+            let (from, to) = (&self.rows.codes[r * row..][..width], &mut codes[r * row..][..width]);
+            if scale == 0.0 || scale.is_nan() {
+                (scales[r], excess[r]) = (scale / FINER, 0);
+                to.fill(0);
+                continue;
+            }
+            // As when they were rounded: the difference is exact.
+            let mut largest = 0.0f32;
+            for x in x {
+                largest = if x.abs() > largest { x.abs() } else { largest };
+            }
+            let inverse = LARGEST / largest;
+            let mut sum = 0;
+            for ((to, &code), x) in to.iter_mut().zip(from).zip(x) {
+                let left = x * inverse - f32::from(code);
+                let whole = round(left * FINER);
+                sum += whole;
+                *to = whole as i8;
+            }
+            scales[r] = scale / FINER;
+            excess[r] = SHIFT * sum;
+        }
+    }
+}
+
 /// The nearest whole number, the even one of two, of a number within ±2²².
 #[inline(always)]
 fn round(x: f32) -> i32 {
@@ -202,39 +267,48 @@ struct Outputs(Vec<*mut f32>);
 // SAFETY: tasks write the rows and panels of their own, which no other task has.
 unsafe impl Sync for Outputs {}
 
-/// `y [R, O] = x · Wᵀ` for several matrices that share the rows `x [R, I]`, as one piece of work for the team.
+/// `y [R, O] = x · Wᵀ`, [finished](Finish), for several matrices that share the rows `x [R, I]`, as one piece of work
+/// for the team.
 ///
 /// # Panics
-/// If a matrix has another width, or an output another length.
-pub fn products(isa: Isa, team: &Team, x: &Int8Rows, outputs: &mut [(&Int8Matrix, &mut [f32])]) {
+/// If a matrix has another width, or an output, a bias or a residual another length.
+pub fn products(isa: Isa, team: &Team, x: &Int8Rows, outputs: &mut [(&Int8Matrix, &mut [f32], Finish<'_>)]) {
     products_by(Dots::of(isa), team, x, outputs);
 }
 
-fn products_by(dots: Dots, team: &Team, x: &Int8Rows, outputs: &mut [(&Int8Matrix, &mut [f32])]) {
-    let pointers = Outputs(outputs.iter_mut().map(|(_, y)| y.as_mut_ptr()).collect());
-    let matrices: Vec<&Int8Matrix> = outputs.iter().map(|(matrix, _)| *matrix).collect();
+fn products_by(dots: Dots, team: &Team, x: &Int8Rows, outputs: &mut [(&Int8Matrix, &mut [f32], Finish<'_>)]) {
+    let pointers = Outputs(outputs.iter_mut().map(|(_, y, _)| y.as_mut_ptr()).collect());
+    let matrices: Vec<(&Int8Matrix, Finish<'_>)> = outputs.iter().map(|(matrix, _, how)| (*matrix, *how)).collect();
     let mut ends = Vec::with_capacity(matrices.len());
     let mut total = 0;
-    for (matrix, (_, y)) in matrices.iter().zip(outputs.iter()) {
-        assert!(matrix.width == x.width && y.len() == x.count * matrix.rows, "the product does not fit");
+    for (matrix, y, finish) in outputs.iter() {
+        let fits = y.len() == x.count * matrix.rows && finish.fits(x.count, matrix.rows);
+        assert!(matrix.width == x.width && fits, "the product does not fit");
         total += matrix.rows.div_ceil(PANELS * LANES);
         ends.push(total);
     }
     let rows = (ROW_BYTES / x.row).max(1);
+    // Tiles stay configured from task to task.
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: only a CPU with AMX has these products.
+    let _tiles = (dots == Dots::Amx).then(|| unsafe { crate::amx::Tiles::new() });
     team.run(total * x.count.div_ceil(rows), |task| {
         let (block, column) = (task / total, task % total);
         let at = ends.partition_point(|&end| end <= column);
         let panel = (column - if at == 0 { 0 } else { ends[at - 1] }) * PANELS;
-        let pointers = &pointers;
-        let job = Job {
-            matrix: matrices[at],
-            x,
-            rows: block * rows..x.count.min((block + 1) * rows),
-            panels: panel..(panel + PANELS).min(matrices[at].rows.div_ceil(LANES)),
-            out: pointers.0[at],
-        };
-        // SAFETY: every length was checked above, and this task alone writes its rows and panels.
-        unsafe { kernel::run(dots, job) };
+        let (pointers, (matrix, finish)) = (&pointers, matrices[at]);
+        let (rows, panels) =
+            (block * rows..x.count.min((block + 1) * rows), panel..(panel + PANELS).min(matrix.rows.div_ceil(LANES)));
+        let (mut part, mut add) = (Some(x), false);
+        while let Some(x) = part {
+            part = x.rest.as_deref();
+            let finish = if part.is_none() { finish } else { Finish::default() };
+            let (rows, panels) = (rows.clone(), panels.clone());
+            let job = Job { matrix, finish, x, add, rows, panels, out: pointers.0[at] };
+            // SAFETY: every length was checked above, and this task alone writes its rows and panels.
+            unsafe { kernel::run(dots, job) };
+            add = true;
+        }
     });
 }
 
@@ -248,7 +322,12 @@ mod tests {
 
     fn product(dots: Dots, team: &Team, matrix: &Int8Matrix, x: &[f32]) -> Vec<f32> {
         let mut y = vec![f32::NAN; x.len() / matrix.width * matrix.rows];
-        products_by(dots, team, &Int8Rows::new(Isa::best(), x, matrix.width), &mut [(matrix, &mut y)]);
+        products_by(
+            dots,
+            team,
+            &Int8Rows::new(Isa::best(), x, matrix.width),
+            &mut [(matrix, &mut y, Finish::default())],
+        );
         y
     }
 
@@ -258,7 +337,7 @@ mod tests {
         for (out, width) in [(1, 1), (16, 7), (40, 64), (129, 33), (70, 256)] {
             let weights = noise(out * width, 3);
             let matrix = Int8Matrix::new(Isa::best(), &weights, width).unwrap();
-            for rows in [1, 2, 5, 13, 200] {
+            for rows in [1, 2, 5, 13, 16, 17, 33, 200] {
                 let x = noise(rows * width, 5);
                 let [w8, x8] = [&weights, &x].map(|x| Int8Rows::new(Isa::best(), x, width));
                 let expected: Vec<f32> = (0..rows * out)
@@ -298,6 +377,39 @@ mod tests {
     }
 
     #[test]
+    fn rows_in_two_parts_err_by_a_254th_of_a_step_with_the_same_bits_everywhere() {
+        let (rows, out, width) = (40, 37, 192);
+        let (weights, x) = (noise(out * width, 3), noise(rows * width, 5));
+        let matrix = Int8Matrix::new(Isa::best(), &weights, width).unwrap();
+        let rounded = Int8Rows::new(Isa::best(), &weights, width);
+        let fine = Int8Rows::fine(Isa::best(), &x, width);
+        for isa in Isa::available() {
+            assert_eq!(Int8Rows::fine(isa, &x, width), fine, "{isa}");
+        }
+        let mut found = Vec::new();
+        for dots in Dots::available() {
+            let mut y = vec![f32::NAN; rows * out];
+            products_by(dots, &Team::new(2), &fine, &mut [(&matrix, &mut y, Finish::default())]);
+            for (at, y) in y.iter().enumerate() {
+                let (r, o) = (at / out, at % out);
+                let weight = |k: usize| f64::from(rounded.codes[o * rounded.row + k]) * f64::from(rounded.scales[o]);
+                let truth: f64 = (0..width).map(|k| f64::from(x[r * width + k]) * weight(k)).sum();
+                let bound: f64 = (0..width).map(|k| weight(k).abs()).sum::<f64>() * f64::from(fine.scales[r]) / 500.0;
+                assert!((f64::from(*y) - truth).abs() <= bound + 1e-5, "{dots:?}: {y} {truth} {bound}");
+            }
+            found.push(y);
+        }
+        assert!(found.windows(2).all(|pair| pair[0] == pair[1]));
+        let mut odd = noise(2 * 20, 3);
+        odd[25] = f32::NAN;
+        let small = Int8Matrix::new(Isa::best(), &noise(3 * 20, 2), 20).unwrap();
+        let mut y = vec![0.0; 6];
+        let finish = Finish::default();
+        products(Isa::best(), &Team::new(1), &Int8Rows::fine(Isa::best(), &odd, 20), &mut [(&small, &mut y, finish)]);
+        assert!(y[..3].iter().all(|y| y.is_finite()) && y[3..].iter().all(|y| y.is_nan()));
+    }
+
+    #[test]
     fn the_largest_codes_do_not_saturate() {
         let (weights, x) = ([1.0, -1.0].repeat(512), [1.0, -1.0].repeat(512));
         let matrix = Int8Matrix::new(Isa::best(), &weights, 1024).unwrap();
@@ -325,12 +437,31 @@ mod tests {
     }
 
     #[test]
+    fn a_finished_product_has_the_bits_of_separate_passes() {
+        let (rows, out, width) = (45, 70, 128);
+        let matrix = Int8Matrix::new(Isa::best(), &noise(out * width, 3), width).unwrap();
+        let [x, bias, residual] = [rows * width, out, rows * out].map(|count| noise(count, count));
+        for dots in Dots::available() {
+            let plain = product(dots, &Team::new(1), &matrix, &x);
+            let expected = plain.iter().enumerate().map(|(at, y)| {
+                let sum = y + bias[at % out];
+                (if sum > 0.0 { sum } else { 0.0 }) + residual[at]
+            });
+            let finish = Finish { bias: Some(&bias), relu: true, residual: Some(&residual) };
+            let mut y = vec![0.0; rows * out];
+            products_by(dots, &Team::new(1), &Int8Rows::new(Isa::best(), &x, width), &mut [(&matrix, &mut y, finish)]);
+            assert!(y.into_iter().eq(expected), "{dots:?}");
+        }
+    }
+
+    #[test]
     fn several_matrices_share_the_rows() {
         let matrices: Vec<Int8Matrix> =
             [3, 70, 16].map(|out| Int8Matrix::new(Isa::best(), &noise(out * 20, out), 20).unwrap()).into();
         let (x, team) = (noise(5 * 20, 1), Team::new(2));
         let mut outputs: Vec<Vec<f32>> = matrices.iter().map(|matrix| vec![0.0; 5 * matrix.rows]).collect();
-        let mut pairs: Vec<_> = matrices.iter().zip(outputs.iter_mut().map(|y| &mut y[..])).collect();
+        let pairs = matrices.iter().zip(&mut outputs);
+        let mut pairs: Vec<_> = pairs.map(|(matrix, y)| (matrix, &mut y[..], Finish::default())).collect();
         products(Isa::best(), &team, &Int8Rows::new(Isa::best(), &x, 20), &mut pairs);
         for (matrix, y) in matrices.iter().zip(&outputs) {
             assert_eq!(*y, product(Dots::of(Isa::best()), &team, matrix, &x));

@@ -56,6 +56,7 @@ pub mod bf16_gemm;
 pub mod bf16x3_gemm;
 pub mod counting;
 pub mod features;
+pub mod finish;
 pub mod gemv;
 pub mod huge_pages;
 pub mod int8;

@@ -43,6 +43,121 @@ pub fn top(isa: Isa, row: &[f32], count: usize) -> Vec<(u32, f32)> {
     best
 }
 
+/// What a search reads of a row of logits, in two passes over it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Survey {
+    /// Whether every logit is finite.
+    pub is_finite: bool,
+    /// `ln Σ eˣ`; −∞ where the row is empty or all of it is −∞.
+    pub log_sum_exp: f32,
+    /// The highest logits with their indices, as [`top`] finds them.
+    pub best: Vec<(u32, f32)>,
+}
+
+/// Surveys a row of logits for the `count` highest.
+///
+/// ```
+/// use qkv_simd::{Isa, logits::survey};
+/// let found = survey(Isa::best(), &[0.0, 1.0, 0.0], 2);
+/// assert!(found.is_finite && (found.log_sum_exp - 1.551_445).abs() < 1e-5);
+/// assert_eq!(found.best, [(1, 1.0), (0, 0.0)]);
+/// ```
+pub fn survey(isa: Isa, row: &[f32], count: usize) -> Survey {
+    pass::run(isa, SurveyRow { row, count })
+}
+
+struct SurveyRow<'a> {
+    row: &'a [f32],
+    count: usize,
+}
+
+impl Pass for SurveyRow<'_> {
+    type Output = Survey;
+
+    #[inline(always)]
+    fn run(self) -> Survey {
+        let (blocks, rest) = self.row.as_chunks::<BLOCK>();
+        // The highest logit of each lane, and 0 where all of it is finite, otherwise NaN.
+        let (mut lanes, mut odd) = ([f32::NEG_INFINITY; BLOCK], [0.0f32; BLOCK]);
+        for block in blocks {
+            for l in 0..BLOCK {
+                lanes[l] = if block[l] > lanes[l] { block[l] } else { lanes[l] };
+                odd[l] += block[l] * 0.0;
+            }
+        }
+        for (l, &x) in rest.iter().enumerate() {
+            lanes[l] = if x > lanes[l] { x } else { lanes[l] };
+            odd[l] += x * 0.0;
+        }
+        let is_finite = odd.iter().sum::<f32>() == 0.0;
+        // Each of them is a logit, so as many of the row are at least as high as the last of the `count` highest.
+        let mut highest = Vec::with_capacity(self.count.min(BLOCK) + 1);
+        take(&mut highest, self.count.min(BLOCK), f32::NEG_INFINITY, 0, &lanes);
+        let most = lanes.iter().fold(f32::NEG_INFINITY, |most, &x| if x > most { x } else { most });
+        let enough = self.count <= BLOCK && self.count > 0;
+        // Fewer lanes than that: every logit may be among the highest.
+        let full = highest.len() == self.count;
+        let least = highest.last().filter(|_| full).map_or(f32::NEG_INFINITY, |&(_, x)| x);
+
+        let mut best = Vec::with_capacity(self.count.min(self.row.len()) + 1);
+        let (mut sums, mut sum) = ([0.0f32; BLOCK], 0.0);
+        for (at, block) in blocks.iter().enumerate() {
+            let mut any = 0u32;
+            for l in 0..BLOCK {
+                sums[l] += exponential_below_zero(block[l] - most);
+                any |= u32::from(block[l] >= least);
+            }
+            if any != 0 && enough {
+                take(&mut best, self.count, least, at * BLOCK, block);
+            }
+        }
+        for &x in rest {
+            sum += exponential_below_zero(x - most);
+        }
+        if enough {
+            take(&mut best, self.count, least, blocks.len() * BLOCK, rest);
+        } else if self.count > 0 {
+            best = sorted(self.row, self.count);
+        }
+        for x in sums {
+            sum += x;
+        }
+        let log_sum_exp = if most == f32::NEG_INFINITY { most } else { most + sum.ln() };
+        Survey { is_finite, log_sum_exp, best }
+    }
+}
+
+/// Keeps the highest of some logits, from index `first` on, that are no less than `least`.
+#[inline(never)]
+fn take(best: &mut Vec<(u32, f32)>, count: usize, least: f32, first: usize, logits: &[f32]) {
+    for (x, &logit) in logits.iter().enumerate() {
+        let is_higher = best.len() < count || best.last().is_some_and(|&(_, last)| logit > last);
+        if logit >= least && logit > f32::NEG_INFINITY && is_higher {
+            insert(best, count, ((first + x) as u32, logit));
+        }
+    }
+}
+
+/// The exponential of a number that is not above 0; 0 below −87.3.
+#[inline(always)]
+fn exponential_below_zero(x: f32) -> f32 {
+    let shifted = x * std::f32::consts::LOG2_E + MAGIC;
+    let k = shifted - MAGIC;
+    let r = (x - k * 0.693_359_4) + k * 2.121_944_4e-4; // ln 2 in two parts
+    let mut y = 0.001_381_454f32;
+    y = y * r + 0.008_368_745;
+    y = y * r + 0.041_668_39;
+    y = y * r + 0.166_665_2;
+    y = y * r + 0.499_999_93;
+    y = (y * r) * r + r + 1.0;
+    // Times 2ᵏ: the low bits of the shifted number are k, and move to the exponent.
+    let y = f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23));
+    if x < -87.3 { 0.0 } else { y }
+}
+
+/// 1.5 · 2²³: adding it rounds to a whole number, which the low bits then hold.
+const MAGIC: f32 = 12_582_912.0;
+
 struct LogSumExp<'a>(&'a [f32]);
 
 impl Pass for LogSumExp<'_> {
@@ -196,6 +311,35 @@ mod tests {
             }
             assert_eq!(top(isa, &[], 5), []);
         }
+    }
+
+    #[test]
+    fn a_survey_finds_what_the_passes_one_by_one_find() {
+        for length in [0, 1, 15, 63, 64, 65, 200, 8000] {
+            let mut row: Vec<f32> = (0..length).map(|x| ((x * 7919 % 509) as f32).sin() * 9.0).collect();
+            for odd in [None, Some(f32::NEG_INFINITY), Some(f32::INFINITY), Some(f32::NAN)] {
+                if let (Some(odd), Some(to)) = (odd, row.get_mut(length / 2)) {
+                    *to = odd;
+                }
+                for isa in Isa::available() {
+                    for count in [0, 1, 10, 64, 65, 300] {
+                        let found = survey(isa, &row, count);
+                        assert_eq!(found.is_finite, all_finite(isa, &row), "{isa} {length}");
+                        if odd.is_none_or(|odd| odd == f32::NEG_INFINITY) {
+                            assert_eq!(found.best, top(isa, &row, count), "{isa} {length} {count}");
+                            let expected = log_sum_exp(isa, &row);
+                            let same =
+                                found.log_sum_exp == expected || (found.log_sum_exp - expected).abs() < 2e-6 * 9.0;
+                            assert!(same, "{isa} {length}: {} {expected}", found.log_sum_exp);
+                            assert_eq!(found, survey(Isa::named("portable").unwrap(), &row, count));
+                        }
+                    }
+                }
+            }
+        }
+        let ties = [1.0, 2.0, 2.0, 1.0].repeat(40);
+        assert_eq!(survey(Isa::best(), &ties, 90).best, top(Isa::best(), &ties, 90));
+        assert_eq!(survey(Isa::best(), &ties, 7).best, top(Isa::best(), &ties, 7));
     }
 
     #[test]

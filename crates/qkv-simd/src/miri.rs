@@ -125,7 +125,7 @@ fn products_of_a_team_with_packed_matrices_stay_inside_their_panels() {
     let (out, width, rows, team) = (19, 5, 3, Team::new(2));
     let (weights, x) = (numbers(out * width), numbers(rows * width));
     let (matrix, mut y) = (PackedMatrix::new(&weights, width), vec![f32::NAN; rows * out]);
-    panels::products(portable(), &team, &x, &mut [(&matrix, &mut y)]);
+    panels::products(portable(), &team, &x, &mut [(&matrix, &mut y, crate::finish::Finish::default())]);
     for (at, &found) in y.iter().enumerate() {
         let (r, o) = (at / out, at % out);
         let expected: f32 = (0..width).map(|k| x[r * width + k] * weights[o * width + k]).sum();

@@ -4,12 +4,14 @@
 //! Every element of a result is one chain of multiply-adds over the width in ascending order. Its bits depend neither
 //! on the rows beside it nor on the threads, so a sequence has the same result alone and in a batch.
 
+use crate::finish::Finish;
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::Element;
 use crate::prefetch::prefetch;
 use crate::team::Team;
+use std::ops::Range;
 
 /// Columns of a panel.
 const LANES: usize = 16;
@@ -17,6 +19,11 @@ const LANES: usize = 16;
 const PANELS: usize = 4;
 /// Bytes of the rows of one task: a panel is loaded for as many as stay in the second-level cache beside it.
 const ROW_BYTES: usize = 384 << 10;
+/// Elements of the width that are multiplied at a time where there are many rows: two panels of them stay in the
+/// first-level cache, and sums go on from memory.
+const DEPTH: usize = 256;
+/// Rows of a register tile with two panels.
+const TALL: usize = 12;
 /// How far ahead a panel is prefetched, in bytes: a stream of its own for each of those multiplied at a time.
 const AHEAD: usize = 1024;
 
@@ -24,10 +31,10 @@ const AHEAD: usize = 1024;
 ///
 /// ```
 /// use qkv_simd::panels::{PackedMatrix, products};
-/// use qkv_simd::{Isa, team::Team};
+/// use qkv_simd::{Isa, finish::Finish, team::Team};
 /// let matrix = PackedMatrix::new(&[1.0f32, 2.0, 3.0, 4.0], 2);
 /// let mut y = [0.0; 2];
-/// products(Isa::best(), &Team::new(1), &[10.0, 1.0], &mut [(&matrix, &mut y)]);
+/// products(Isa::best(), &Team::new(1), &[10.0, 1.0], &mut [(&matrix, &mut y, Finish::default())]);
 /// assert_eq!(y, [12.0, 34.0]);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -77,25 +84,28 @@ struct Outputs(Vec<*mut f32>);
 // SAFETY: tasks write the rows and panels of their own, which no other task has.
 unsafe impl Sync for Outputs {}
 
-/// `y [R, O] = x · Wᵀ` for several matrices that share the rows `x [R, I]`, as one piece of work for the team.
+/// `y [R, O] = x · Wᵀ`, [finished](Finish), for several matrices that share the rows `x [R, I]`, as one piece of work
+/// for the team.
 ///
 /// # Panics
-/// If a matrix has another width, or an output another length.
+/// If a matrix has another width, or an output, a bias or a residual another length.
 pub fn products<T: Element<Acc = f32>>(
     isa: Isa,
     team: &Team,
     x: &[f32],
-    outputs: &mut [(&PackedMatrix<T>, &mut [f32])],
+    outputs: &mut [(&PackedMatrix<T>, &mut [f32], Finish<'_>)],
 ) {
-    let Some(width) = outputs.first().map(|(matrix, _)| matrix.width) else { return };
+    let Some(width) = outputs.first().map(|(matrix, ..)| matrix.width) else { return };
     assert!(x.len().is_multiple_of(width), "whole rows of {width} elements");
     let rows = x.len() / width;
-    let pointers = Outputs(outputs.iter_mut().map(|(_, y)| y.as_mut_ptr()).collect());
-    let matrices: Vec<&PackedMatrix<T>> = outputs.iter().map(|(matrix, _)| *matrix).collect();
+    let pointers = Outputs(outputs.iter_mut().map(|(_, y, _)| y.as_mut_ptr()).collect());
+    let matrices: Vec<(&PackedMatrix<T>, Finish<'_>)> =
+        outputs.iter().map(|(matrix, _, how)| (*matrix, *how)).collect();
     let mut ends = Vec::with_capacity(matrices.len());
     let mut total = 0;
-    for (matrix, (_, y)) in matrices.iter().zip(outputs.iter()) {
-        assert!(matrix.width == width && y.len() == rows * matrix.rows, "the product does not fit");
+    for (matrix, y, finish) in outputs.iter() {
+        let fits = y.len() == rows * matrix.rows && finish.fits(rows, matrix.rows);
+        assert!(matrix.width == width && fits, "the product does not fit");
         total += matrix.rows.div_ceil(PANELS * LANES);
         ends.push(total);
     }
@@ -108,10 +118,11 @@ pub fn products<T: Element<Acc = f32>>(
         dispatch(
             isa,
             Columns {
-                matrix: matrices[at],
+                matrix: matrices[at].0,
+                finish: matrices[at].1,
                 x,
                 rows: block * each..rows.min((block + 1) * each),
-                panels: panel..(panel + PANELS).min(matrices[at].rows.div_ceil(LANES)),
+                panels: panel..(panel + PANELS).min(matrices[at].0.rows.div_ceil(LANES)),
                 out: pointers.0[at],
             },
         );
@@ -121,9 +132,10 @@ pub fn products<T: Element<Acc = f32>>(
 /// Some rows of the result in some panels.
 struct Columns<'a, T> {
     matrix: &'a PackedMatrix<T>,
+    finish: Finish<'a>,
     x: &'a [f32],
-    rows: std::ops::Range<usize>,
-    panels: std::ops::Range<usize>,
+    rows: Range<usize>,
+    panels: Range<usize>,
     out: *mut f32,
 }
 
@@ -134,13 +146,19 @@ impl<T: Element<Acc = f32>> Kernel<f32> for Columns<'_, T> {
     unsafe fn run<V: Lanes<Scalar = f32>>(self) {
         // SAFETY: `products` checked every length; the caller guarantees the instruction set.
         unsafe {
+            // Tall tiles take all rows that they can: few rows are bound by reading the matrix, and take it at once.
+            let tall = if V::TILE_PANELS >= 4 { self.rows.len() / TALL * TALL } else { 0 };
+            let rest = self.rows.start + tall..self.rows.end;
+            if tall > 0 {
+                self.tall::<V>(self.rows.start..rest.start);
+            }
             let mut panel = self.panels.start;
-            while panel < self.panels.end {
+            while panel < self.panels.end && !rest.is_empty() {
                 if V::TILE_PANELS >= 4 && self.panels.end - panel >= 4 {
-                    self.column::<V, 4>(panel);
+                    self.column::<V, 4>(rest.clone(), panel);
                     panel += 4;
                 } else {
-                    self.column::<V, 1>(panel);
+                    self.column::<V, 1>(rest.clone(), panel);
                     panel += 1;
                 }
             }
@@ -149,37 +167,80 @@ impl<T: Element<Acc = f32>> Kernel<f32> for Columns<'_, T> {
 }
 
 impl<T: Element<Acc = f32>> Columns<'_, T> {
+    /// Whole tall tiles, a part of the width at a time.
     #[inline(always)]
-    unsafe fn column<V: Lanes<Scalar = f32>, const PANELS: usize>(&self, panel: usize) {
-        let mut row = self.rows.start;
-        while row < self.rows.end {
-            let left = self.rows.end - row;
+    unsafe fn tall<V: Lanes<Scalar = f32>>(&self, rows: Range<usize>) {
+        let width = self.matrix.width;
+        for panel in self.panels.clone().step_by(2) {
+            for start in (0..width).step_by(DEPTH) {
+                let depth = start..(start + DEPTH).min(width);
+                for row in rows.clone().step_by(TALL) {
+                    // SAFETY: as in `run`.
+                    unsafe {
+                        match panel + 1 < self.panels.end {
+                            true => self.tile::<V, TALL, 2>(row, panel, depth.clone()),
+                            false => self.tile::<V, TALL, 1>(row, panel, depth.clone()),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn column<V: Lanes<Scalar = f32>, const PANELS: usize>(&self, rows: Range<usize>, panel: usize) {
+        let (mut row, width) = (rows.start, self.matrix.width);
+        while row < rows.end {
+            let left = rows.end - row;
             // SAFETY: as in `run`.
             unsafe {
                 if V::TILE_ROWS >= 6 && left >= 6 {
-                    self.tile::<V, 6, PANELS>(row, panel);
+                    self.tile::<V, 6, PANELS>(row, panel, 0..width);
                     row += 6;
                 } else if left >= 2 {
-                    self.tile::<V, 2, PANELS>(row, panel);
+                    self.tile::<V, 2, PANELS>(row, panel, 0..width);
                     row += 2;
                 } else {
-                    self.tile::<V, 1, PANELS>(row, panel);
+                    self.tile::<V, 1, PANELS>(row, panel, 0..width);
                     row += 1;
                 }
             }
         }
     }
 
-    /// One register tile over the whole width.
+    /// One register tile over a part of the width: its sums go on from those of the part before.
+    #[allow(clippy::needless_range_loop)]
     #[inline(always)]
-    unsafe fn tile<V: Lanes<Scalar = f32>, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
-        let width = self.matrix.width;
+    unsafe fn tile<V: Lanes<Scalar = f32>, const ROWS: usize, const PANELS: usize>(
+        &self,
+        row: usize,
+        panel: usize,
+        depth: Range<usize>,
+    ) {
+        let (width, across) = (self.matrix.width, self.matrix.rows);
         // SAFETY: as in `run`.
         unsafe {
-            let mut x = self.x.as_ptr().add(row * width);
-            let mut w = self.matrix.panels.as_ptr().add(panel * width * LANES);
+            let mut x = self.x.as_ptr().add(row * width + depth.start);
+            let mut w = self.matrix.panels.as_ptr().add((panel * width + depth.start) * LANES);
             let mut sums = [[V::splat(0.0); PANELS]; ROWS];
-            for _ in 0..width {
+            // Sums go through memory before and after the loop, in loops so small that they are unrolled: others would
+            // keep the sums in memory within it.
+            let mut lanes = [[[0.0f32; LANES]; PANELS]; ROWS];
+            if depth.start > 0 {
+                for (r, lanes) in lanes.iter_mut().enumerate() {
+                    for (p, lanes) in lanes.iter_mut().enumerate() {
+                        let first = (panel + p) * LANES;
+                        let from = self.out.add((row + r) * across + first);
+                        f32::lanes::<V>(from, LANES.min(across - first)).store(lanes.as_mut_ptr());
+                    }
+                }
+                for r in 0..ROWS {
+                    for p in 0..PANELS {
+                        sums[r][p] = V::load(lanes[r][p].as_ptr());
+                    }
+                }
+            }
+            for _ in depth.clone() {
                 let mut columns = [V::splat(0.0); PANELS];
                 for (p, column) in columns.iter_mut().enumerate() {
                     let from = w.add(p * width * LANES);
@@ -188,23 +249,29 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
                     }
                     *column = T::lanes::<V>(from, LANES);
                 }
-                for (r, sums) in sums.iter_mut().enumerate() {
+                for r in 0..ROWS {
                     let x = V::splat(*x.add(r * width));
-                    for (sum, column) in sums.iter_mut().zip(columns) {
-                        *sum = x.mul_add(column, *sum);
+                    for p in 0..PANELS {
+                        sums[r][p] = x.mul_add(columns[p], sums[r][p]);
                     }
                 }
                 x = x.add(1);
                 w = w.add(LANES);
             }
-            for (r, sums) in sums.iter().enumerate() {
-                for (p, sum) in sums.iter().enumerate() {
-                    let first = (panel + p) * LANES;
-                    let out = self.out.add((row + r) * self.matrix.rows + first);
-                    match self.matrix.rows - first {
-                        left if left >= LANES => sum.store(out),
-                        left => sum.store_first(out, left),
-                    }
+            for r in 0..ROWS {
+                for p in 0..PANELS {
+                    sums[r][p].store(lanes[r][p].as_mut_ptr());
+                }
+            }
+            for (r, lanes) in lanes.iter().enumerate() {
+                for (p, lanes) in lanes.iter().enumerate() {
+                    let (sum, first) = (V::load(lanes.as_ptr()), (panel + p) * LANES);
+                    let (out, left) = (self.out.add((row + r) * across + first), LANES.min(across - first));
+                    let y = match depth.end == width {
+                        true => self.finish.apply(sum, [row + r, across], [first, left]),
+                        false => sum,
+                    };
+                    if left == LANES { y.store(out) } else { y.store_first(out, left) }
                 }
             }
         }
@@ -222,14 +289,14 @@ mod tests {
 
     fn products_are_sums<T: Element<Acc = f32>>() {
         for isa in Isa::available() {
-            for (out, width) in [(1, 1), (16, 7), (40, 64), (129, 33)] {
+            for (out, width) in [(1, 1), (16, 7), (40, 64), (129, 33), (33, 600)] {
                 let weights = noise::<T>(out * width, 3);
                 let matrix = PackedMatrix::new(&weights, width);
                 for rows in [1, 2, 5, 13, 100] {
                     let x = noise::<f32>(rows * width, 5);
                     let run = |team: &Team, x: &[f32]| {
                         let mut y = vec![f32::NAN; x.len() / width * out];
-                        products(isa, team, x, &mut [(&matrix, &mut y)]);
+                        products(isa, team, x, &mut [(&matrix, &mut y, Finish::default())]);
                         y
                     };
                     let y = run(&Team::new(1), &x);
@@ -257,16 +324,38 @@ mod tests {
     }
 
     #[test]
+    fn a_finished_product_has_the_bits_of_separate_passes() {
+        let (rows, out, width) = (13, 70, 20);
+        let matrix = PackedMatrix::new(&noise::<f32>(out * width, 3), width);
+        let [x, bias, residual] = [rows * width, out, rows * out].map(|count| noise::<f32>(count, count));
+        for isa in Isa::available() {
+            let run = |finish| {
+                let mut y = vec![0.0; rows * out];
+                products(isa, &Team::new(1), &x, &mut [(&matrix, &mut y, finish)]);
+                y
+            };
+            let plain = run(Finish::default());
+            let expected = plain.iter().enumerate().map(|(at, y)| {
+                let sum = y + bias[at % out];
+                (if sum > 0.0 { sum } else { 0.0 }) + residual[at]
+            });
+            let finished = run(Finish { bias: Some(&bias), relu: true, residual: Some(&residual) });
+            assert!(finished.into_iter().eq(expected), "{isa}");
+        }
+    }
+
+    #[test]
     fn several_matrices_share_the_rows() {
         let matrices: Vec<PackedMatrix<f32>> =
             [3, 70, 16].map(|out| PackedMatrix::new(&noise(out * 20, out), 20)).into();
         let (x, team) = (noise::<f32>(5 * 20, 1), Team::new(2));
         let mut outputs: Vec<Vec<f32>> = matrices.iter().map(|matrix| vec![0.0; 5 * matrix.rows]).collect();
-        let mut pairs: Vec<_> = matrices.iter().zip(outputs.iter_mut().map(|y| &mut y[..])).collect();
+        let pairs = matrices.iter().zip(&mut outputs);
+        let mut pairs: Vec<_> = pairs.map(|(matrix, y)| (matrix, &mut y[..], Finish::default())).collect();
         products(Isa::best(), &team, &x, &mut pairs);
         for (matrix, y) in matrices.iter().zip(&outputs) {
             let mut alone = vec![0.0; y.len()];
-            products(Isa::best(), &team, &x, &mut [(matrix, &mut alone)]);
+            products(Isa::best(), &team, &x, &mut [(matrix, &mut alone, Finish::default())]);
             assert_eq!(*y, alone);
         }
     }

@@ -101,10 +101,32 @@ impl<'a, T: Element> Source<'a, T> {
         view.strides()[3] == 1 || view.shape()[3] <= 1
     }
 
+    /// Whether the first `count` rows of two sequences are the same memory.
+    pub(crate) fn is_shared(&self, a: usize, b: usize, count: usize) -> bool {
+        match self {
+            Source::Rows(view) => a == b || view.strides()[0] == 0,
+            Source::Pages(pages) => {
+                let (table, each) = (pages.table, pages.table.len() / pages.batch);
+                let reached = count.div_ceil(pages.pool.shape()[2].max(1));
+                // From the last page on: sequences that grew apart differ there.
+                table[a * each..][..reached].iter().rev().eq(table[b * each..][..reached].iter().rev())
+            }
+        }
+    }
+
     /// Borrows the rows from `j` on, one for each slot of `out`; rows must be [contiguous](Source::rows_are_slices).
     pub(crate) fn rows(&self, b: usize, h: usize, j: usize, out: &mut [&'a [T]]) {
         let slices = match self {
             Source::Rows(view) => view.rows(b, h, j, out),
+            // Pages of one token, as a beam search has: no division for each of them.
+            Source::Pages(pages) if pages.pool.shape()[2] == 1 => {
+                let from = b * (pages.table.len() / pages.batch) + j;
+                let pages_of = &pages.table[from..][..out.len()];
+                let row = |(out, &page): (&mut &'a [T], &u32)| {
+                    pages.pool.rows(page as usize, h, 0, std::slice::from_mut(out))
+                };
+                out.iter_mut().zip(pages_of).map(row).fold(true, |all, slice| all & slice)
+            }
             Source::Pages(pages) => {
                 let size = pages.pool.shape()[2];
                 let (mut slices, mut done) = (true, 0);

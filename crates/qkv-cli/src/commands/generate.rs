@@ -124,7 +124,7 @@ impl GenerateSession<'_, '_> {
         Ok((generated.text, listens))
     }
 
-    /// Continues each line, several at a time on a GPU, and prints an object for each in the order of the lines. A bad
+    /// Continues each line, several at a time, and prints an object for each in the order of the lines. A bad
     /// line is reported and skipped.
     fn each_line(&mut self) -> Result<Status, Failure> {
         let mut lines = Lines::new(&[], self.args.input.as_deref())?;

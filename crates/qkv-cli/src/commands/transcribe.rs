@@ -8,7 +8,7 @@ mod format;
 
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
-use crate::device::DEVICE;
+use crate::device::{DEVICE, PRECISION};
 use crate::failure::Failure;
 use crate::lines::report;
 use crate::output::Print;
@@ -69,7 +69,7 @@ const ARGUMENTS: Arguments = &[
                 .default("1"),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, PRECISION, THREADS]),
 ];
 
 /// How to get a model, where none is named.
@@ -84,6 +84,7 @@ struct TranscribeArgs {
     options: TranscribeOptions,
     threads: Option<usize>,
     device: Device,
+    int8: bool,
 }
 
 impl TranscribeArgs {
@@ -114,6 +115,7 @@ impl TranscribeArgs {
             },
             threads: matches.count("threads"),
             device: device::parse(matches),
+            int8: device::parse_int8(matches),
         })
     }
 }
@@ -129,7 +131,7 @@ impl Run for TranscribeArgs {
             };
             input::check(model)?;
             let recognizer = Recognizer::open(model)?;
-            let machine = device::machine(self.device)?;
+            let machine = device::machine(self.device)?.int8(self.int8);
             let mut failed = 0;
             let sources: Vec<Option<&Path>> = match &self.audio[..] {
                 [] => vec![None],

@@ -1,12 +1,13 @@
-//! Texts that a GPU generates side by side. The device counts the positions of all sequences and takes their likeliest
-//! tokens, so a step of decoding is one CUDA graph, whatever the positions; a text that ends makes place for the next
-//! prompt.
+//! Texts that are generated side by side; one that ends makes place for the next prompt. A GPU counts the positions of
+//! all sequences and takes their likeliest tokens, so a step of decoding is one CUDA graph, whatever the positions. On a
+//! CPU every matrix is read once for all texts, and each has a cache of its own.
 
 use super::{Context, Finish, Generated, Generation, Generator, StreamDecoder};
-use crate::gpt::CountedState;
+use crate::gpt::{CountedState, GptState};
 use crate::{Result, finite};
 use qkv_cuda::operations::{Array, Graph, NO_TOKEN, Operations};
 use qkv_nn::{Activation, Machine, Pool, Tape, Usage};
+use qkv_simd::logits::top;
 use std::time::Instant;
 
 /// Tokens of a sequence are given room in multiples of this.
@@ -116,6 +117,145 @@ impl<'a> GraphDecoder<'a> {
     }
 }
 
+/// One step of decoding for all sequences of a CPU.
+struct HostDecoder<'a> {
+    generator: &'a Generator,
+    machine: &'a Machine,
+    pool: &'a Pool<f32>,
+    /// Of each place; none where it is empty.
+    states: Vec<Option<GptState<f32>>>,
+    /// What each place reads next.
+    ids: Vec<u32>,
+    /// Of the last step, `[B, V]`; zeros where a place is empty.
+    logits: Vec<f32>,
+}
+
+impl HostDecoder<'_> {
+    /// As [`GraphDecoder::step`].
+    fn step(&mut self) -> Result<Vec<u32>> {
+        let Generator { model, parameters, .. } = self.generator;
+        let gpt = model.gpt().expect("checked when it was opened");
+        let mut tape = Tape::inference(parameters, self.pool, self.machine);
+        let (places, mut states): (Vec<usize>, Vec<_>) =
+            (self.states.iter_mut().enumerate()).filter_map(|(place, state)| Some((place, state.as_mut()?))).unzip();
+        let ids: Vec<u32> = places.iter().map(|&place| self.ids[place]).collect();
+        let hidden = gpt.step_each(&mut tape, &ids, &mut states)?; // [B, 1, C]
+        let logits = tape.linear(&hidden, gpt.output(), None, Activation::None, 0.0); // [B, 1, V]
+        finite::check(logits.value().data(), parameters)?;
+        let each = logits.value().width();
+        self.logits.resize(self.ids.len() * each, 0.0);
+        for (&place, row) in places.iter().zip(logits.value().data().chunks_exact(each)) {
+            self.logits[place * each..][..each].copy_from_slice(row);
+            self.ids[place] = top(self.machine.isa(), row, 1).first().map_or(0, |&(token, _)| token);
+        }
+        Ok(self.ids.clone())
+    }
+}
+
+/// What computes a step.
+enum StepDecoder<'a> {
+    Graph(GraphDecoder<'a>),
+    Host(HostDecoder<'a>),
+}
+
+/// Texts side by side on a CPU: more would share little, and each has a cache.
+const MOST_ON_HOST: usize = 16;
+
+impl<'a> StepDecoder<'a> {
+    /// For this many sequences of at most `tokens` tokens; `None` where one after the other is as good, or attention
+    /// runs only on a CPU.
+    fn new(
+        generator: &'a Generator,
+        machine: &'a Machine,
+        pool: &'a Pool<f32>,
+        sequences: usize,
+        tokens: usize,
+    ) -> Option<Self> {
+        if machine.cuda().is_some() {
+            return GraphDecoder::new(generator, machine, pool, sequences, tokens).map(StepDecoder::Graph);
+        }
+        let places = Some(sequences.min(MOST_ON_HOST)).filter(|&places| places > 1)?;
+        let (states, ids) = ((0..places).map(|_| None).collect(), vec![0; places]);
+        Some(StepDecoder::Host(HostDecoder { generator, machine, pool, states, ids, logits: Vec::new() }))
+    }
+
+    /// The number of sequences.
+    fn places(&self) -> usize {
+        match self {
+            StepDecoder::Graph(decoder) => decoder.state.batch().len(),
+            StepDecoder::Host(decoder) => decoder.ids.len(),
+        }
+    }
+
+    /// Tokens that a sequence has room for.
+    fn room(&self) -> usize {
+        match self {
+            StepDecoder::Graph(decoder) => decoder.room(),
+            StepDecoder::Host(decoder) => decoder.generator.model.max_len(),
+        }
+    }
+
+    fn pool(&self) -> &'a Pool<f32> {
+        match self {
+            StepDecoder::Graph(decoder) => decoder.pool,
+            StepDecoder::Host(decoder) => decoder.pool,
+        }
+    }
+
+    fn machine(&self) -> &'a Machine {
+        match self {
+            StepDecoder::Graph(decoder) => decoder.machine,
+            StepDecoder::Host(decoder) => decoder.machine,
+        }
+    }
+
+    /// Takes over the cache of a text.
+    fn put(&mut self, place: usize, state: GptState<f32>) {
+        match self {
+            StepDecoder::Graph(decoder) => decoder.state.put(place, &state),
+            StepDecoder::Host(decoder) => decoder.states[place] = Some(state),
+        }
+    }
+
+    /// Forgets the text of a place.
+    fn clear(&mut self, place: usize) {
+        if let StepDecoder::Host(decoder) = self {
+            decoder.states[place] = None;
+        }
+    }
+
+    /// Sets what each sequence reads next, and its position.
+    fn set(&mut self, ids: &[u32], positions: &[u32]) {
+        match self {
+            StepDecoder::Graph(decoder) => decoder.set(ids, positions),
+            StepDecoder::Host(decoder) => decoder.ids.copy_from_slice(ids),
+        }
+    }
+
+    /// Replaces the tokens that were taken.
+    fn set_ids(&mut self, ids: &[u32]) {
+        match self {
+            StepDecoder::Graph(decoder) => decoder.set_ids(ids),
+            StepDecoder::Host(decoder) => decoder.ids.copy_from_slice(ids),
+        }
+    }
+
+    fn step(&mut self) -> Result<Vec<u32>> {
+        match self {
+            StepDecoder::Graph(decoder) => decoder.step(),
+            StepDecoder::Host(decoder) => decoder.step(),
+        }
+    }
+
+    /// The logits of the last step, `[B, V]`.
+    fn logits(&self) -> Vec<f32> {
+        match self {
+            StepDecoder::Graph(decoder) => decoder.logits(),
+            StepDecoder::Host(decoder) => decoder.logits.clone(),
+        }
+    }
+}
+
 /// A text that is being generated.
 struct Growing<'g> {
     /// Which of the prompts.
@@ -169,7 +309,7 @@ impl Growing<'_> {
 struct Places<'g> {
     generator: &'g Generator,
     settings: &'g Generation,
-    decoder: GraphDecoder<'g>,
+    decoder: StepDecoder<'g>,
     texts: Vec<Option<Growing<'g>>>,
     /// What each place reads next, and at which position.
     next: Vec<u32>,
@@ -191,7 +331,10 @@ impl<'g> Places<'g> {
                 self.next[place] = text.tokens.last().copied().unwrap_or(0);
                 self.positions[place] = text.tokens.len() as u32 - 1;
                 match finish {
-                    Some(finish) => ended.push(text.finish(finish)),
+                    Some(finish) => {
+                        self.decoder.clear(place);
+                        ended.push(text.finish(finish));
+                    }
                     None => self.texts[place] = Some(text),
                 }
             }
@@ -205,13 +348,13 @@ impl<'g> Places<'g> {
     /// Reads a prompt, takes the first token after it, and puts its cache where the decoder finds it.
     fn begin(&mut self, number: usize, prompt: &[u32], place: usize) -> Result<(Growing<'g>, Option<Finish>)> {
         let (generator, settings) = (self.generator, self.settings);
-        let GraphDecoder { machine, pool, .. } = self.decoder;
+        let (machine, pool) = (self.decoder.machine(), self.decoder.pool());
         let started = Instant::now();
         let tokens = if prompt.is_empty() { vec![generator.model.config().bos_token_id] } else { prompt.to_vec() };
         let prompt = tokens.len();
         let mut context = Context::new(generator, true, machine, pool);
         let mut scores = context.scores(&tokens)?;
-        self.decoder.state.put(place, context.state.as_ref().expect("just filled"));
+        self.decoder.put(place, context.state.take().expect("just filled"));
         let first = generator.choose(&mut scores, &tokens, prompt, &settings.of_text(number), machine);
         let decoder = StreamDecoder::new(&generator.tokenizer, &settings.stop);
         let prompt_seconds = started.elapsed().as_secs_f64();
@@ -237,6 +380,7 @@ impl<'g> Places<'g> {
                 ended.extend(self.texts[place].take().map(|text| text.finish(finish)));
                 // What stands in an empty place is computed too, and must stay within its room.
                 (self.next[place], self.positions[place]) = (0, 0);
+                self.decoder.clear(place);
             }
         }
         Ok(ended)
@@ -249,17 +393,17 @@ impl<'g> Places<'g> {
         for ((text, token), scores) in self.texts.iter().zip(tokens).zip(logits.chunks_exact_mut(each)) {
             let Some(text) = text else { continue };
             let settings = &self.settings.of_text(text.number);
-            *token = self.generator.choose(scores, &text.tokens, text.prompt, settings, self.decoder.machine);
+            *token = self.generator.choose(scores, &text.tokens, text.prompt, settings, self.decoder.machine());
         }
     }
 }
 
 impl Generator {
-    /// Generates a text after each prompt, `together` of them at a time where a GPU computes; on a CPU, and where a
-    /// prompt fills the context, one after the other. `receive` gets the number of a prompt and its text when that is
-    /// complete, in any order, and returns `false` to stop. The tokens of a text do not depend on what else is
-    /// generated beside it, up to rounding of the matrix products: eight rows and fewer have one order of summation,
-    /// more have cuBLASLt's. Texts side by side end where the model's context does.
+    /// Generates a text after each prompt, `together` of them at a time, on a CPU at most 16; where a prompt fills the
+    /// context, one after the other. `receive` gets the number of a prompt and its text when that is complete, in any
+    /// order, and returns `false` to stop. The tokens of a text do not depend on what else is generated beside it; on a
+    /// GPU up to rounding of the matrix products: eight rows and fewer have one order of summation, more have
+    /// cuBLASLt's. Texts side by side end where the model's context does.
     ///
     /// # Errors
     /// Where a setting is out of range, or the model computes NaN.
@@ -312,7 +456,8 @@ impl Generator {
             return None;
         }
         let count = together.clamp(1, prompts.len());
-        let decoder = GraphDecoder::new(self, machine, pool, count, longest.saturating_add(settings.max_tokens))?;
+        let decoder = StepDecoder::new(self, machine, pool, count, longest.saturating_add(settings.max_tokens))?;
+        let count = decoder.places();
         let texts = (0..count).map(|_| None).collect();
         Some(Places { generator: self, settings, decoder, texts, next: vec![0; count], positions: vec![0; count] })
     }

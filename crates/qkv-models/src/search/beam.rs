@@ -8,7 +8,7 @@ use crate::model::{Model, State};
 use crate::{Result, finite};
 use qkv_nn::{Parameters, Tape, Tensor, Var};
 use qkv_simd::Isa;
-use qkv_simd::logits::{all_finite, log_sum_exp, top};
+use qkv_simd::logits::{all_finite, survey};
 use rayon::prelude::*;
 
 /// An unfinished hypothesis.
@@ -149,9 +149,6 @@ fn next_logits(
 /// `None` where a logit is not finite.
 fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: usize) -> Option<Vec<Candidate>> {
     let isa = Isa::best();
-    if !all_finite(isa, logits) {
-        return None;
-    }
     let mut all: Vec<Candidate> = Vec::new();
     let shared = logits.len() == vocab_size;
     for (row, prefix) in beams.prefixes.iter().enumerate() {
@@ -159,11 +156,18 @@ fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: 
         let adjusted = search.repetition_penalty != 1.0 || search.no_repeat > 0;
         let mut copy = if adjusted { scores.to_vec() } else { Vec::new() };
         if adjusted {
+            if !all_finite(isa, scores) {
+                return None;
+            }
             penalize(&mut copy, &prefix.tokens, search.repetition_penalty);
             forbid_repeats(&mut copy, &prefix.tokens, search.no_repeat);
         }
         let scores = if adjusted { &copy } else { scores };
-        let total = f64::from(log_sum_exp(isa, scores));
+        let found = survey(isa, scores, if search.sample.is_some() { 0 } else { 2 * search.beam });
+        if !found.is_finite && !adjusted {
+            return None;
+        }
+        let total = f64::from(found.log_sum_exp);
         let candidate = |token: u32| {
             let log_probability = prefix.log_probability + f64::from(scores[token as usize]) - total;
             Candidate { prefix: row, token, log_probability }
@@ -173,7 +177,7 @@ fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: 
             all.extend(draw(scores, sampling, place).map(candidate));
             continue;
         }
-        all.extend(top(isa, scores, 2 * search.beam).into_iter().map(|(token, _)| candidate(token)));
+        all.extend(found.best.into_iter().map(|(token, _)| candidate(token)));
         if shared {
             break; // all prefixes are still empty
         }

@@ -158,7 +158,8 @@ impl Recognizer {
     /// # Errors
     /// Names the file and what is wrong with it.
     pub fn open(path: impl AsRef<Path>) -> Result<Recognizer> {
-        let read = checkpoint::read(path.as_ref())?;
+        let mut read = checkpoint::read(path.as_ref())?;
+        read.parameters.pack_for_inference();
         let filters = MelFilters::slaney(read.model.config.bands);
         Ok(Recognizer {
             model: read.model,

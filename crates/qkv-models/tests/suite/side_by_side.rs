@@ -94,6 +94,13 @@ fn texts_side_by_side_are_those_that_are_generated_alone() {
         // Every way of choosing a token, on one model: the emulation takes its time.
         for (how, settings) in settings().into_iter().take(if name == "llama" { 3 } else { 1 }) {
             let alone = all(&generator, &settings, 1, &cpu);
+            for (together, threads) in [(2, 1), (3, 1), (7, 2)] {
+                let found = all(&generator, &settings, together, &Machine::new(threads));
+                for (found, alone) in found.iter().zip(&alone) {
+                    let same = found.tokens == alone.tokens && found.finish == alone.finish;
+                    assert!(same, "{name}, {how}, {together} together: {found:?} instead of {alone:?}");
+                }
+            }
             for (operations, generator) in devices.iter().zip(&generators) {
                 let machine = Machine::new(1).on_cuda(operations.clone());
                 for together in [1, 3] {
@@ -128,8 +135,9 @@ fn a_text_beyond_the_context_is_that_of_the_cpu() {
 fn side_by_side_a_text_ends_with_the_context() {
     let generator = generator(models().remove(1).1);
     let settings = Generation { sample: None, max_tokens: 1000, ..Generation::default() };
-    for operations in devices() {
-        for generated in all(&generator, &settings, 2, &Machine::new(1).on_cuda(operations.clone())) {
+    let devices = devices().into_iter().map(|operations| Machine::new(1).on_cuda(operations));
+    for machine in devices.chain([Machine::new(1)]) {
+        for generated in all(&generator, &settings, 2, &machine) {
             let length = generated.prompt + generated.tokens.len();
             assert!(length <= CONTEXT, "{length}");
             assert!(length == CONTEXT || generated.finish == Finish::Eos, "{generated:?}");
@@ -143,8 +151,8 @@ fn weights_that_are_nan_are_refused() {
     let param = generator.parameters.find("layers.1.fc2.bias").unwrap();
     generator.parameters.get_mut(param)[0] = f32::NAN;
     let settings = Generation { sample: None, ..Generation::default() };
-    for operations in devices() {
-        let machine = Machine::new(1).on_cuda(operations);
+    let devices = devices().into_iter().map(|operations| Machine::new(1).on_cuda(operations));
+    for machine in devices.chain([Machine::new(1)]) {
         let error = generator.generate_all(&prompts(&generator), &settings, 2, &machine, &mut |_, _| true).unwrap_err();
         assert!(error.to_string().contains("layers.1.fc2.bias"), "{error}");
     }

@@ -260,7 +260,23 @@ impl Block {
         self.step_over(tape, x, own.as_mut().expect("made by `caches`"), other.as_ref(), lengths, angles)
     }
 
-    /// The same with the two caches apart. All sequences attend to `memory` where it has one sequence, which is then
+    /// Decodes the next token of each of several sequences, `x [B, 1, C]`, every one with a cache of its own and rotated
+    /// by the angles of its position, in a decoder without an encoder. For inference.
+    ///
+    /// # Errors
+    /// As [`Tape::attend`].
+    pub fn step_each<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: Var<T>,
+        caches: &mut [&mut KvCache<T>],
+        angles: Option<&Angles<T>>,
+    ) -> qkv::Result<Var<T>> {
+        let x = self.add(tape, x, self.own(), |tape, x| self.self_attn.step_each(tape, x, caches, angles))?;
+        self.add(tape, x, self.last(), |tape, x| Ok(self.feed.inner(tape, x)))
+    }
+
+    /// The same as [`step`](Block::step) with the two caches apart. All sequences attend to `memory` where it has one sequence, which is then
     /// read once for all of them.
     ///
     /// # Errors

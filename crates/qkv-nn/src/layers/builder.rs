@@ -35,6 +35,11 @@ impl<'a, T: Float> Builder<'a, T> {
         self.prefix.trim_end_matches('.').into()
     }
 
+    /// Marks a matrix for [two parts](Parameters::round_finely).
+    pub fn round_finely(&mut self, param: Param) {
+        self.parameters.round_finely(param);
+    }
+
     /// Adds a parameter.
     pub fn add(&mut self, name: &str, shape: &[usize], init: Init) -> Param {
         let init = if self.seed.is_some() { init } else { Init::Zeros };

@@ -57,6 +57,8 @@ impl FeedForward {
         let fc1 = Linear::new(&mut at.at("fc1"), width, inner, bias);
         let gate = (kind == FeedKind::SwiGlu).then(|| Linear::new(&mut at.at("gate"), width, inner, bias));
         let fc2 = Linear::new(&mut at.at("fc2"), inner, width, bias);
+        // What an activation leaves has few large elements, and their scale rounds the others.
+        at.round_finely(fc2.weight);
         FeedForward { fc1, gate, fc2, activation: kind.activation(), dropout }
     }
 

@@ -10,6 +10,7 @@ use crate::ops::rotary::Angles;
 use crate::parameters::Init;
 use crate::saved_call::ScoreParameters;
 use crate::tape::{Tape, Var};
+use crate::tensor::Tensor;
 use qkv::{Attention, Mask, Scale, Score};
 use qkv_cuda::Cuda;
 use qkv_cuda::operations::{DecodeBatch, Operations};
@@ -238,6 +239,32 @@ impl MultiHead {
         } else {
             tape.attend_cached(&q, cache, &AttendOptions { start, ..self.options() })
         }
+    }
+
+    /// The heads of the next token of each of several sequences, `x [B, 1, C]`, every one with a cache of its own, to
+    /// which its key and value are appended: `[B, 1, Hq·D]`. `angles` are those of their positions.
+    ///
+    /// # Errors
+    /// As [`Tape::attend`].
+    pub(super) fn step_each<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        x: &Var<T>,
+        caches: &mut [&mut KvCache<T>],
+        angles: Option<&Angles<T>>,
+    ) -> qkv::Result<Var<T>> {
+        let [q, k, v] = tape.linear_together(x, [self.q, self.k, self.v].map(|linear| (linear.weight, linear.bias)));
+        let [q, k] = [q, k].map(|y| rotated(tape, y, angles));
+        let mut heads = Vec::with_capacity(q.value().len());
+        for (b, cache) in caches.iter_mut().enumerate() {
+            let [q, k, v] = [&q, &k, &v].map(|x| x.value().select(&[b]));
+            let start = cache.len();
+            cache.append(&k, &v)?;
+            let options = AttendOptions { start, ..self.options() };
+            let found = tape.attend_cached(&tape.constant(q), cache, &options)?;
+            heads.extend_from_slice(found.value().data());
+        }
+        Ok(tape.constant(Tensor::new(heads, &[caches.len(), 1, q.value().width()])))
     }
 
     /// The heads of new tokens `x [B, new, C]`, the first at position `start`, over a cache that stays as it is: the

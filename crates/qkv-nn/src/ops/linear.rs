@@ -10,6 +10,7 @@ use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Factor, FewRowsProduct, Operations};
+use qkv_simd::finish::Finish;
 use qkv_simd::matmul::Operand;
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,6 +18,16 @@ use std::time::Instant;
 /// Tokens of a sequence up to which matrices in fewer bits are multiplied as they are; beyond, one product with the
 /// widened matrix is faster. What else is in the batch does not count, so that it does not change a sequence's result.
 const MAX_STORED_TOKENS: usize = 4;
+
+/// What was done of linear layers by products of packed matrices.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Packed {
+    Nothing,
+    /// `x Wᵀ`.
+    Products,
+    /// All of it.
+    Finished,
+}
 
 /// What the activation's gradient is computed from.
 enum Saved<T: Float> {
@@ -65,7 +76,12 @@ impl<T: Float> Tape<'_, T> {
             return self.linear_on_cuda(operations, x, w, b, activation, dropout);
         }
         let mut y = Tensor::unwritten(self.pool, &shape); // (R, O)
-        if !self.packed_products(x, &[w], std::slice::from_mut(&mut y)) {
+        let finish = self.finish(w, b, activation, dropout);
+        let done = self.packed_products(x, &[w], std::slice::from_mut(&mut y), &[finish]);
+        if done == Packed::Finished {
+            return self.constant(y);
+        }
+        if done == Packed::Nothing {
             let matrix = self.parameters.matrix(w, self.pool, self.machine);
             let weight = Operand::rows(&matrix, out, inner).transposed();
             self.machine.product(y.data_mut(), Operand::rows(x.value.data(), rows, inner), weight, false);
@@ -86,8 +102,11 @@ impl<T: Float> Tape<'_, T> {
         let outer = &x.shape()[..x.shape().len() - 1];
         let mut ys =
             layers.map(|(w, _)| Tensor::unwritten(self.pool, &[outer, &self.parameters.shape(w)[..1]].concat()));
-        if !self.packed_products(x, &layers.map(|(w, _)| w), &mut ys) {
-            return layers.map(|(w, b)| self.linear(x, w, b, Activation::None, 0.0));
+        let finishes = layers.map(|(w, b)| self.finish(w, b, Activation::None, 0.0));
+        match self.packed_products(x, &layers.map(|(w, _)| w), &mut ys, &finishes) {
+            Packed::Nothing => return layers.map(|(w, b)| self.linear(x, w, b, Activation::None, 0.0)),
+            Packed::Finished => return ys.map(|y| self.constant(y)),
+            Packed::Products => {}
         }
         let mut layers = layers.into_iter();
         ys.map(|y| {
@@ -225,8 +244,33 @@ impl<T: Float> Tape<'_, T> {
         if let Some(operations) = self.machine.cuda().filter(|_| !is_dropped && self.parameters.adapter(w).is_none()) {
             return self.linear_residual_on_cuda(operations, x, w, b, residual);
         }
+        if let Some(finish) = self.finish(w, b, Activation::None, dropout) {
+            let shape = [&x.shape()[..x.shape().len() - 1], &self.parameters.shape(w)[..1]].concat();
+            assert_eq!(residual.shape(), shape, "the residual of `{}`", self.parameters.name(w));
+            let mut y = Tensor::unwritten(self.pool, &shape); // (R, O)
+            let finish = Some(Finish { residual: Some(residual.value.data()), ..finish });
+            match self.packed_products(x, &[w], std::slice::from_mut(&mut y), &[finish]) {
+                Packed::Finished => return self.constant(y),
+                Packed::Products => {
+                    let y = self.activated(x, y, w, b, Activation::None, 0.0);
+                    return self.residual(residual, y, dropout);
+                }
+                Packed::Nothing => {}
+            }
+        }
         let y = self.linear(x, w, b, Activation::None, 0.0);
         self.residual(residual, y, dropout)
+    }
+
+    /// The rest of a linear layer after its product, where the product can do it: in inference, without an adapter.
+    fn finish(&self, w: Param, b: Option<Param>, activation: Activation, dropout: f64) -> Option<Finish<'_, T>> {
+        let simple = matches!(activation, Activation::None | Activation::Relu) && self.parameters.adapter(w).is_none();
+        let is_dropped = dropout > 0.0 && self.has_noise();
+        (simple && !is_dropped && self.is_inference() && self.machine.cuda().is_none()).then(|| Finish {
+            bias: b.map(|b| self.parameters.get(b)),
+            relu: activation == Activation::Relu,
+            residual: None,
+        })
     }
 
     /// The same as one product, without dropout.
@@ -273,10 +317,16 @@ impl<T: Float> Tape<'_, T> {
         }
     }
 
-    /// `y = x Wᵀ` from packed matrices, in inference; `false`, and every `y` untouched, where there are none.
-    fn packed_products(&self, x: &Var<T>, ws: &[Param], ys: &mut [Tensor<T>]) -> bool {
+    /// `y = x Wᵀ` from packed matrices, in inference, finished where each has a finish and its form in memory allows it.
+    fn packed_products(
+        &self,
+        x: &Var<T>,
+        ws: &[Param],
+        ys: &mut [Tensor<T>],
+        finishes: &[Option<Finish<'_, T>>],
+    ) -> Packed {
         if !self.is_inference() || !self.machine.is_exact() {
-            return false;
+            return Packed::Nothing;
         }
         let (machine, parameters, start) = (self.machine, self.parameters, Instant::now());
         let count = |bytes| {
@@ -287,37 +337,43 @@ impl<T: Float> Tape<'_, T> {
         };
         let (isa, rows, width) = (machine.isa(), x.value.data(), x.value.width());
         let tokens = x.shape().iter().rev().nth(1).copied().unwrap_or(1);
-        let outputs = ys.iter_mut().map(|y| y.data_mut());
+        let finished = if finishes.iter().all(Option::is_some) { Packed::Finished } else { Packed::Products };
+        let how =
+            |at: usize| if finished == Packed::Finished { finishes[at].unwrap_or_default() } else { Finish::default() };
+        let outputs = ys.iter_mut().enumerate().map(|(at, y)| (y.data_mut(), how(at)));
         if tokens <= MAX_STORED_TOKENS
             && let Some(stored) = ws.iter().map(|&w| parameters.stored(w)).collect::<Option<Vec<_>>>()
         {
             let bytes = stored.iter().map(|matrix| matrix.bytes()).sum();
-            let mut outputs: Vec<_> = stored.into_iter().zip(outputs).collect();
-            let done = T::stored_products(isa, machine.team(), rows, width, &mut outputs);
-            if done {
-                count(bytes);
+            let mut outputs: Vec<_> = stored.into_iter().zip(outputs).map(|(matrix, (y, _))| (matrix, y)).collect();
+            if !T::stored_products(isa, machine.team(), rows, width, &mut outputs) {
+                return Packed::Nothing;
             }
-            return done;
+            count(bytes);
+            return Packed::Products;
         }
         if machine.is_int8()
             && let Some(int8) = ws.iter().map(|&w| parameters.int8(w)).collect::<Option<Vec<_>>>()
         {
             let bytes = int8.iter().map(|matrix| matrix.bytes()).sum();
-            let mut outputs: Vec<_> = int8.into_iter().zip(outputs).collect();
-            let done = T::int8_products(isa, machine.team(), rows, width, &mut outputs);
-            if done {
-                count(bytes);
+            let mut outputs: Vec<_> =
+                int8.into_iter().zip(outputs).map(|(matrix, (y, how))| (matrix, y, how)).collect();
+            let fine = ws.iter().any(|&w| parameters.is_fine(w));
+            if !T::int8_products(isa, machine.team(), rows, width, fine, &mut outputs) {
+                return Packed::Nothing;
             }
-            return done;
-        }
-        let Some(packed) = ws.iter().map(|&w| parameters.packed(w)).collect::<Option<Vec<_>>>() else { return false };
-        let bytes = packed.iter().map(|matrix| matrix.bytes()).sum();
-        let mut outputs: Vec<_> = packed.into_iter().zip(outputs).collect();
-        let done = T::packed_products(isa, machine.team(), rows, &mut outputs);
-        if done {
             count(bytes);
+            return finished;
         }
-        done
+        let packed = ws.iter().map(|&w| parameters.packed(w)).collect::<Option<Vec<_>>>();
+        let Some(packed) = packed else { return Packed::Nothing };
+        let bytes = packed.iter().map(|matrix| matrix.bytes()).sum();
+        let mut outputs: Vec<_> = packed.into_iter().zip(outputs).map(|(matrix, (y, how))| (matrix, y, how)).collect();
+        if !T::packed_products(isa, machine.team(), rows, &mut outputs) {
+            return Packed::Nothing;
+        }
+        count(bytes);
+        finished
     }
 
     /// The rest of a linear layer, after the product `y = x Wᵀ`.

@@ -1,16 +1,21 @@
 //! The inner loops of products in 8 bits: a register tile of sums for some rows and panels. Four bytes of a row are
 //! multiplied with four of each column at a time: by `VPDPBUSD`, which does not saturate, where the CPU has VNNI;
-//! elsewhere as 16-bit pairs.
+//! elsewhere as 16-bit pairs. Sixteen rows and more are left to `amx` where the CPU has it.
 
 // SAFETY, for the whole module: every method requires the instruction set of its intrinsics, and a load the bytes that
 // it names.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::{Int8Matrix, Int8Rows, LANES, LARGEST, QUAD, SHIFT, SMALLEST};
+#[cfg(target_arch = "x86_64")]
+mod amx;
+
+use super::{FINER, Int8Matrix, Int8Rows, LANES, LARGEST, QUAD, SHIFT, SMALLEST};
+use crate::finish::Finish;
 use crate::isa::{Isa, Level};
 use crate::lanes::{Lanes, portable};
 #[cfg(target_arch = "x86_64")]
 use crate::lanes::{avx2, avx512};
+use crate::number::Element;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
@@ -27,6 +32,9 @@ pub(super) enum Dots {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Vnni,
+    /// Tiles for sixteen rows and more, VNNI for fewer.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Dots {
@@ -37,7 +45,10 @@ impl Dots {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => Dots::Avx2,
             #[cfg(target_arch = "x86_64")]
-            _ if is_x86_feature_detected!("avx512vnni") => Dots::Vnni,
+            _ if is_x86_feature_detected!("avx512vnni") => match isa.has_amx() && crate::amx::has_int8() {
+                true => Dots::Amx,
+                false => Dots::Vnni,
+            },
             #[cfg(target_arch = "x86_64")]
             _ => Dots::Avx512,
         }
@@ -60,7 +71,10 @@ impl Dots {
 /// Some rows of the result in some panels.
 pub(super) struct Job<'a> {
     pub matrix: &'a Int8Matrix,
+    pub finish: Finish<'a>,
     pub x: &'a Int8Rows,
+    /// Whether the result is added to what is there.
+    pub add: bool,
     pub rows: std::ops::Range<usize>,
     pub panels: std::ops::Range<usize>,
     pub out: *mut f32,
@@ -79,6 +93,10 @@ pub(super) unsafe fn run(dots: Dots, job: Job<'_>) {
         Dots::Avx512 => by_avx512(job),
         #[cfg(target_arch = "x86_64")]
         Dots::Vnni => by_vnni(job),
+        #[cfg(target_arch = "x86_64")]
+        Dots::Amx if amx::takes(&job) => amx::run(&job),
+        #[cfg(target_arch = "x86_64")]
+        Dots::Amx => by_vnni(job),
     }
 }
 
@@ -100,8 +118,9 @@ unsafe fn by_vnni(job: Job<'_>) {
     job.run::<VnniTotals>()
 }
 
-/// Rounds rows as [`Int8Rows`] describes; `false`, and nothing done, where only the general pass does that.
-pub(super) fn round(isa: Isa, x: &[f32], into: &mut Int8Rows) -> bool {
+/// Rounds rows as [`Int8Rows`] describes, and what that leaves into `rest`; `false`, and nothing done, where only the
+/// general pass does that.
+pub(super) fn round(isa: Isa, x: &[f32], into: &mut Int8Rows, mut rest: Option<&mut Int8Rows>) -> bool {
     match isa.level() {
         Level::Portable => false,
         #[cfg(target_arch = "x86_64")]
@@ -110,18 +129,23 @@ pub(super) fn round(isa: Isa, x: &[f32], into: &mut Int8Rows) -> bool {
         _ => {
             for (at, x) in x.chunks_exact(into.width).enumerate() {
                 let codes = &mut into.codes[at * into.row..][..into.width];
+                let left = rest.as_mut().map(|rest| &mut rest.codes[at * into.row..][..into.width]);
                 // SAFETY: an `Isa` above AVX2 exists only where the CPU has AVX-512.
-                (into.scales[at], into.excess[at]) = unsafe { round_by_avx512(x, codes) };
+                let (scale, [excess, of_rest]) = unsafe { round_by_avx512(x, codes, left) };
+                (into.scales[at], into.excess[at]) = (scale, excess);
+                if let Some(rest) = &mut rest {
+                    (rest.scales[at], rest.excess[at]) = (scale / FINER, of_rest);
+                }
             }
             true
         }
     }
 }
 
-/// Rounds a row; its scale, and what the shift of a matrix adds to its sums.
+/// Rounds a row, and what that leaves; the scale, and what the shift of a matrix adds to the sums of both.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn round_by_avx512(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
+unsafe fn round_by_avx512(x: &[f32], codes: &mut [i8], mut rest: Option<&mut [i8]>) -> (f32, [i32; 2]) {
     let zero = _mm512_setzero_ps();
     let (mut most, mut odd) = (zero, zero);
     for at in (0..x.len()).step_by(LANES) {
@@ -133,17 +157,27 @@ unsafe fn round_by_avx512(x: &[f32], codes: &mut [i8]) -> (f32, i32) {
     let (largest, odd) = (_mm512_reduce_max_ps(most), _mm512_reduce_add_ps(odd));
     if odd != 0.0 || largest <= SMALLEST {
         codes.fill(0);
-        return (odd, 0);
+        if let Some(rest) = rest {
+            rest.fill(0);
+        }
+        return (odd, [0, 0]);
     }
-    let (inverse, mut sums) = (_mm512_set1_ps(LARGEST / largest), _mm512_setzero_si512());
+    let (inverse, mut sums) = (_mm512_set1_ps(LARGEST / largest), [_mm512_setzero_si512(); 2]);
     for at in (0..x.len()).step_by(LANES) {
         let mask = first_lanes(x.len() - at);
-        let lanes = _mm512_maskz_loadu_ps(mask, x.as_ptr().add(at));
-        let whole = _mm512_cvtps_epi32(_mm512_mul_ps(lanes, inverse));
-        sums = _mm512_add_epi32(sums, whole);
+        let scaled = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x.as_ptr().add(at)), inverse);
+        let whole = _mm512_cvtps_epi32(scaled);
+        sums[0] = _mm512_add_epi32(sums[0], whole);
         _mm512_mask_cvtepi32_storeu_epi8(codes.as_mut_ptr().add(at), mask, whole);
+        if let Some(rest) = &mut rest {
+            let left = _mm512_mul_ps(_mm512_sub_ps(scaled, _mm512_cvtepi32_ps(whole)), _mm512_set1_ps(FINER));
+            let whole = _mm512_cvtps_epi32(left);
+            sums[1] = _mm512_add_epi32(sums[1], whole);
+            _mm512_mask_cvtepi32_storeu_epi8(rest.as_mut_ptr().add(at), mask, whole);
+        }
     }
-    (largest / LARGEST, SHIFT * _mm512_reduce_add_epi32(sums))
+    let [excess, of_rest] = [_mm512_reduce_add_epi32(sums[0]), _mm512_reduce_add_epi32(sums[1])];
+    (largest / LARGEST, [SHIFT * excess, SHIFT * of_rest])
 }
 
 /// The bits of the first `count` lanes.
@@ -187,6 +221,7 @@ impl Job<'_> {
     }
 
     /// One register tile over the whole width.
+    #[allow(clippy::needless_range_loop)]
     #[inline(always)]
     unsafe fn tile<S: Totals, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
         let (each, depth) = (self.x.row, self.x.row / QUAD);
@@ -198,26 +233,32 @@ impl Job<'_> {
             for (p, column) in columns.iter_mut().enumerate().skip(1) {
                 *column = S::columns(w.add(p * depth * LINE));
             }
-            for (r, sums) in sums.iter_mut().enumerate() {
+            for r in 0..ROWS {
                 let quad = S::quad(x.add(r * each));
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = sum.add(column, quad);
+                for p in 0..PANELS {
+                    sums[r][p] = sums[r][p].add(columns[p], quad);
                 }
             }
             x = x.add(QUAD);
             w = w.add(LINE);
         }
-        for (r, sums) in sums.iter().enumerate() {
-            let (excess, own) = (self.x.excess[row + r], S::Lanes::splat(self.x.scales[row + r]));
-            for (p, sum) in sums.iter().enumerate() {
-                let first = (panel + p) * LANES;
+        // Through memory, in loops so small that they are unrolled: others would keep the sums in memory all the time.
+        let mut lanes = [[[0.0f32; LANES]; PANELS]; ROWS];
+        for r in 0..ROWS {
+            for p in 0..PANELS {
+                sums[r][p].minus(self.x.excess[row + r]).store(lanes[r][p].as_mut_ptr());
+            }
+        }
+        for (r, lanes) in lanes.iter().enumerate() {
+            let own = S::Lanes::splat(self.x.scales[row + r]);
+            for (p, lanes) in lanes.iter().enumerate() {
+                let (first, width) = ((panel + p) * LANES, self.matrix.rows);
                 let scales = S::Lanes::load(self.matrix.scales.as_ptr().add(first));
-                let y = sum.minus(excess).mul(scales.mul(own));
-                let out = self.out.add((row + r) * self.matrix.rows + first);
-                match self.matrix.rows - first {
-                    left if left >= LANES => y.store(out),
-                    left => y.store_first(out, left),
-                }
+                let y = S::Lanes::load(lanes.as_ptr()).mul(scales.mul(own));
+                let (out, left) = (self.out.add((row + r) * width + first), LANES.min(width - first));
+                let y = if self.add { f32::lanes::<S::Lanes>(out, left).add(y) } else { y };
+                let y = self.finish.apply(y, [row + r, width], [first, left]);
+                if left == LANES { y.store(out) } else { y.store_first(out, left) }
             }
         }
     }

@@ -26,10 +26,14 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("each-line", Kind::Switch, "Each line of `--input` or stdin is a prompt of its own")
                 .requires(&["json"])
                 .conflicts(&["text", "chat"]),
-            Argument::new("together", Kind::Integer(1, 1024), "Generate N of these texts at a time, on a GPU")
-                .value("N")
-                .default("64")
-                .requires(&["each-line"]),
+            Argument::new(
+                "together",
+                Kind::Integer(1, 1024),
+                "Generate N of these texts at a time; on a CPU at most 16",
+            )
+            .value("N")
+            .default("64")
+            .requires(&["each-line"]),
             Argument::new("chat", Kind::Switch, "Chat: TEXT, or each line of `--input` or stdin, is a user message"),
             Argument::new("system", Kind::Text, "System message of the chat").value("TEXT").requires(&["chat"]),
         ],

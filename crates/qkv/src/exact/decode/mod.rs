@@ -2,10 +2,13 @@
 //!
 //! It is bound by memory bandwidth, so each row of keys and values is read once, in place, for all queries of a group's
 //! heads: nothing is packed or copied. The cache is split into pieces of a fixed size (split-K decoding), which are
-//! tasks beside sequences and heads; their results are merged in order.
+//! tasks beside sequences and heads; their results are merged in order. Sequences of at most a tile of keys are left to
+//! [`short`].
 //!
 //! More than a few rows of queries, projected scores, rows that are not contiguous, and [`Decode::Exact`], which has
 //! the bits of the full pass, take the [`forward`](super::forward) pass instead.
+
+mod short;
 
 use crate::compiled::tile::TileKeys;
 use crate::decode::Decode;
@@ -65,8 +68,18 @@ fn decode_in_place<T: Element>(
     let writer = OutputWriter::new(problem, into);
     let operands = ScoreOperands::new(problem, scratch, threads);
     let ops = TileOps::new(problem);
-    let pass = DecodePass { ops: &ops, plan, tilings, queries: operands.queries(problem), scratch, threads };
+    let mut pass = DecodePass {
+        ops: &ops,
+        plan,
+        tilings,
+        queries: operands.queries(problem),
+        sequences: (0..problem.b).collect(),
+        scratch,
+        threads,
+    };
     if plan.pieces.len() == 1 {
+        let short = pass.take_short();
+        pass.run_short(&short, &writer);
         return pass.run(|_, _, row, state| writer.write(row, ops.isa, state));
     }
     let mut partials: Vec<PartialOutput<'_, T::Acc>> =
@@ -133,6 +146,8 @@ struct DecodePass<'a, T: Element> {
     plan: &'a Plan,
     tilings: &'a [QueryTiling],
     queries: Operand<'a, T>,
+    /// The sequences that [`run`](DecodePass::run) computes.
+    sequences: Vec<usize>,
     scratch: &'a Scratch<T::Acc>,
     threads: usize,
 }
@@ -141,7 +156,7 @@ impl<T: Element> DecodePass<'_, T> {
     /// Runs every tile of queries of every piece, and passes each row's state to `done` with its piece and its position
     /// there.
     fn run(&self, done: impl Fn(usize, usize, &RowAt, RowState<'_, T::Acc>) + Sync) {
-        let problem = self.ops.problem;
+        let (problem, count) = (self.ops.problem, self.sequences.len());
         let value_row = padded::<T::Acc>(problem.dv);
         let worker = || DecodeWorker {
             rows: Vec::with_capacity(GEMV_ROWS),
@@ -153,16 +168,17 @@ impl<T: Element> DecodePass<'_, T> {
         // The tasks of a piece follow those of the previous one.
         let mut tasks = 0;
         let end = |tiling: &QueryTiling| {
-            tasks += problem.b * tiling.slots * tiling.tiles;
+            tasks += count * tiling.slots * tiling.tiles;
             tasks
         };
         let ends: Vec<usize> = self.tilings.iter().map(end).collect();
         for_each_task(self.threads, tasks, worker, |worker, task| {
             let piece = ends.partition_point(|&end| end <= task);
             let tiling = &self.tilings[piece];
-            let task = task + problem.b * tiling.slots * tiling.tiles - ends[piece];
-            let (b, slot, tile) =
+            let task = task + count * tiling.slots * tiling.tiles - ends[piece];
+            let (at, slot, tile) =
                 (task / (tiling.slots * tiling.tiles), task / tiling.tiles % tiling.slots, task % tiling.tiles);
+            let b = self.sequences[at];
             let of = &self.plan.pieces[piece];
             tiling.rows(problem, of, b, slot, tile, &mut worker.rows);
             self.tile(worker, of, b, tile, |place, row, state| done(piece, place, row, state));
@@ -184,7 +200,7 @@ impl<T: Element> DecodePass<'_, T> {
         for (r, row) in rows.iter().enumerate() {
             self.queries.load_row(b, row.h, row.i, &mut queries[r * query_row..][..query_row]);
         }
-        values.fill(T::Acc::ZERO);
+        values[..count * value_row].fill(T::Acc::ZERO);
         let (mut max, mut sum) = ([T::Acc::NEG_INFINITY; GEMV_ROWS], [T::Acc::ZERO; GEMV_ROWS]);
         let (mut entropy_acc, mut factor) = ([T::Acc::ZERO; GEMV_ROWS], [T::Acc::ONE; GEMV_ROWS]);
         let (first, key_head) = (rows[0].h, rows[0].h / problem.heads.group);

@@ -231,6 +231,11 @@ impl Piece {
         keys.between(low, high)
     }
 
+    /// The first and last key of a row by natural index, if it sees one interval.
+    pub fn interval(&self, mask_data: &MaskData<'_>, row: &RowAt) -> Option<(i64, i64)> {
+        self.mask.interval(mask_data, row)
+    }
+
     /// For each query in its natural order, its place in this piece.
     pub fn places_of_queries(&self, n: usize) -> Places {
         Places::new(&self.queries, n)

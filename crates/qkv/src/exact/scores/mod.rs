@@ -138,7 +138,20 @@ impl<'a, T: Element> TileOps<'a, T> {
 
     /// How scores become weights once they are scaled by `scale`.
     pub fn exponential<'b>(&self, scale: T::Acc, visible: VisiblePanels<'b>) -> Exponential<'b, T::Acc> {
-        Exponential { scale, spans: visible.spans, accurate_exp: self.arithmetic != Arithmetic::Bf16 }
+        self.exponential_of(scale, visible.spans)
+    }
+
+    /// The same for rows that see these spans.
+    pub fn exponential_of<'b>(&self, scale: T::Acc, spans: &'b [Span]) -> Exponential<'b, T::Acc> {
+        Exponential { scale, spans, accurate_exp: self.arithmetic != Arithmetic::Bf16 }
+    }
+
+    /// Whether scores are products with one positive scale, and weights their softmax: no cap, bias, entropy or
+    /// dropout.
+    pub fn is_plain(&self) -> bool {
+        let scaled = self.one_scale && self.scales.first().is_some_and(|&scale| scale > T::Acc::ZERO);
+        let attention = self.problem.attention;
+        scaled && self.cap.is_none() && !self.biased && !attention.entropy && !self.modulates()
     }
 
     /// The score, if it is not a dot product.

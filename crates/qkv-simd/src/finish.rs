@@ -1,0 +1,68 @@
+//! What is done to the elements of a product while they are in registers: a pass over memory less for each step.
+
+use crate::lanes::Lanes;
+use crate::number::Element;
+
+/// `y = activation(x · Wᵀ + b) + residual`, each of them where it is there. Steps are rounded one by one, as separate
+/// passes would.
+///
+/// ```
+/// use qkv_simd::panels::{PackedMatrix, products};
+/// use qkv_simd::{Isa, finish::Finish, team::Team};
+/// let matrix = PackedMatrix::new(&[1.0f32, 2.0, 3.0, 4.0], 2);
+/// let finish = Finish { bias: Some(&[-20.0, 1.0]), relu: true, residual: Some(&[0.5, 0.5]) };
+/// let mut y = [0.0; 2];
+/// products(Isa::best(), &Team::new(1), &[10.0, 1.0], &mut [(&matrix, &mut y, finish)]);
+/// assert_eq!(y, [0.5, 35.5]);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Finish<'a, A = f32> {
+    /// Added to every row, `[O]`.
+    pub bias: Option<&'a [A]>,
+    /// Whether what is below 0 becomes 0.
+    pub relu: bool,
+    /// Added in the end, `[R, O]`.
+    pub residual: Option<&'a [A]>,
+}
+
+impl<A> Default for Finish<'_, A> {
+    fn default() -> Self {
+        Finish { bias: None, relu: false, residual: None }
+    }
+}
+
+impl<A> Finish<'_, A> {
+    /// Whether bias and residual are there for `rows` rows of `width`.
+    pub(crate) fn fits(&self, rows: usize, width: usize) -> bool {
+        self.bias.is_none_or(|bias| bias.len() == width)
+            && self.residual.is_none_or(|residual| residual.len() == rows * width)
+    }
+}
+
+impl Finish<'_> {
+    /// The finished lanes of row `row` from column `first` on, of which `count` are there, in rows of `width`.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `V`, and the place is within what [`fits`](Finish::fits) was asked.
+    #[inline(always)]
+    pub(crate) unsafe fn apply<V: Lanes<Scalar = f32>>(
+        &self,
+        mut y: V,
+        [row, width]: [usize; 2],
+        [first, count]: [usize; 2],
+    ) -> V {
+        // SAFETY: the caller guarantees the instruction set and the place.
+        unsafe {
+            if let Some(bias) = self.bias {
+                y = y.add(f32::lanes::<V>(bias.as_ptr().add(first), count));
+            }
+            if self.relu {
+                y = y.max(V::splat(0.0));
+            }
+            if let Some(residual) = self.residual {
+                y = y.add(f32::lanes::<V>(residual.as_ptr().add(row * width + first), count));
+            }
+            y
+        }
+    }
+}
