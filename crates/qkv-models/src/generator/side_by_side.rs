@@ -154,7 +154,7 @@ impl HostDecoder<'_> {
 
 /// What computes a step.
 enum StepDecoder<'a> {
-    Graph(GraphDecoder<'a>),
+    Graph(Box<GraphDecoder<'a>>),
     Host(HostDecoder<'a>),
 }
 
@@ -172,7 +172,8 @@ impl<'a> StepDecoder<'a> {
         tokens: usize,
     ) -> Option<Self> {
         if machine.cuda().is_some() {
-            return GraphDecoder::new(generator, machine, pool, sequences, tokens).map(StepDecoder::Graph);
+            return GraphDecoder::new(generator, machine, pool, sequences, tokens)
+                .map(|decoder| StepDecoder::Graph(Box::new(decoder)));
         }
         let places = Some(sequences.min(MOST_ON_HOST)).filter(|&places| places > 1)?;
         let (states, ids) = ((0..places).map(|_| None).collect(), vec![0; places]);
