@@ -184,6 +184,7 @@ impl Recognizer {
         let config = &WhisperConfig { vocabulary: len, ..*config };
         let mut parameters = Parameters::new();
         let model = Whisper::new(&mut Builder::new(&mut parameters, seed), config)?;
+        parameters.pack_for_inference();
         let filters = MelFilters::slaney(config.bands);
         let layer = config.decoder_layers.saturating_sub(1);
         let alignment_heads = (0..config.decoder_heads).map(|head| (layer, head)).collect();
