@@ -34,14 +34,14 @@ mod rows;
 mod speech;
 mod training;
 
-pub use additive::AdditiveCall;
+pub use additive::{AdditiveCall, AdditiveChoice, AdditiveOutput};
 pub use array::{Array, Fetched, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
 pub use decoding::{DecodeBatch, FewRowsProduct, NO_TOKEN};
 pub use graph::Graph;
 pub use images::ImageWindows;
 pub use launch::DropoutKey;
-pub use layers::{Activation, Factor};
+pub use layers::{Activation, Factor, Gate};
 pub use rows::RowSums;
 pub use training::{OptimizerTable, ParameterArrays, StepFactors, logits_stride};
 

@@ -16,6 +16,8 @@ pub enum Stem {
     /// Convolutions of 3 × 3 that halve the image, each with a group norm, until a place is a patch.
     #[default]
     Conv,
+    /// A ResNet of bottleneck blocks with group norms, as in the hybrid models of Dosovitskiy et al.
+    ResNet,
 }
 
 /// The most residual blocks at a resolution.

@@ -69,6 +69,23 @@ pub struct DescribeConfig {
     /// Whether the output projection has a bias.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_bias: bool,
+    /// Activation of the feed-forward layers of a Transformer that writes.
+    #[serde(skip_serializing_if = "is_gelu")]
+    pub activation: FeedKind,
+    /// Width of its heads, where it is not the model's width divided by the heads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head_width: Option<usize>,
+    /// Whether its projections of queries, keys and values have biases.
+    #[serde(skip_serializing_if = "Clone::clone")]
+    pub attention_bias: bool,
+    /// Whether the output of each of its attentions has a gate: attention on attention (Huang et al. 2019,
+    /// arXiv:1908.06954).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub gated_attention: bool,
+}
+
+fn is_gelu(activation: &FeedKind) -> bool {
+    *activation == FeedKind::Gelu
 }
 
 fn is_sinusoidal(positions: &PositionKind) -> bool {
@@ -94,6 +111,10 @@ impl Default for DescribeConfig {
             epsilon: Norm::EPSILON,
             embedding_norm: false,
             output_bias: false,
+            activation: FeedKind::Gelu,
+            head_width: None,
+            attention_bias: true,
+            gated_attention: false,
         }
     }
 }
@@ -108,7 +129,11 @@ impl DescribeConfig {
     pub(crate) fn check(&self) -> Result<()> {
         self.image.check()?;
         self.widths().check()?;
-        check_sizes(&[("decoder_layers", self.decoder_layers, 1 << 8), ("max_positions", self.max_positions, 1 << 16)])
+        check_sizes(&[
+            ("decoder_layers", self.decoder_layers, 1 << 8),
+            ("max_positions", self.max_positions, 1 << 16),
+            ("head_width", self.head_width.unwrap_or(1), 1 << 12),
+        ])
     }
 
     /// The decoder, where it is a Transformer.
@@ -121,7 +146,7 @@ impl DescribeConfig {
             decoder_layers: self.decoder_layers,
             positions: self.positions,
             max_positions: self.max_positions,
-            activation: FeedKind::Gelu,
+            activation: self.activation,
             dropout: self.dropout,
             attention_dropout: self.attention_dropout,
             entropy: self.entropy,
@@ -129,6 +154,9 @@ impl DescribeConfig {
             epsilon: self.epsilon,
             embedding_norm: self.embedding_norm,
             output_bias: self.output_bias,
+            head_width: self.head_width,
+            attention_bias: self.attention_bias,
+            gated_attention: self.gated_attention,
             cross_attention: self.attention.clone().unwrap_or_else(Attention::scaled_dot),
             ..TransformerConfig::default()
         }

@@ -77,6 +77,7 @@ impl DetectConfig {
     /// Refuses sizes that are zero or that no machine could hold.
     pub(crate) fn check(&self) -> Result<()> {
         self.image.check()?;
+        self.image.check_places_alone()?;
         self.widths().check()?;
         if self.image.eyes.is_some() {
             return Err(Error::invalid("a detector has a stem that is trained with it, not `image.eyes`"));

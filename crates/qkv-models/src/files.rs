@@ -14,3 +14,4 @@ pub mod tensors;
 pub mod tfjs;
 pub mod torch;
 pub mod weights;
+pub mod yaml;

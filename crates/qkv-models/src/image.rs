@@ -8,6 +8,7 @@
 //! | `orientation` | photographs that a camera took sideways |
 //! | `resize` | resampling |
 //! | `sample` | a window of an image, in the image's own size |
+//! | `trim` | formulas in a size of their own |
 //! | [`idx`] | files of many small images and their classes, the format of MNIST |
 
 mod decode;
@@ -16,6 +17,7 @@ pub mod idx;
 mod orientation;
 mod resize;
 mod sample;
+mod trim;
 
 pub use fit::Fit;
 

@@ -5,6 +5,7 @@
 use crate::conv_stem::{ConvStem, ConvStemConfig, Stem};
 use crate::eyes;
 use crate::image::{Fit, Image};
+use crate::resnet_stem::{ResNetStem, ResNetStemConfig};
 use crate::sizes::check_sizes;
 use crate::transformer::normalized;
 use crate::{Error, Result};
@@ -29,11 +30,12 @@ pub struct ImageEncoderConfig {
     pub fit: Fit,
     /// How pixels become places.
     pub stem: Stem,
-    /// Side length of a place in pixels; a power of two where the stem is `conv`.
+    /// Side length of a place in pixels; a power of two where the stem is `conv` or `resnet`.
     pub patch_size: usize,
     /// Channels of the first convolution of a stem; each later one has twice as many, up to the model's width.
     pub stem_channels: usize,
     /// Residual blocks of a stem at each resolution, from that of the image to that of the places; none, if left out.
+    /// Of a stem that is a ResNet, the blocks of each stage, which are at a quarter of the image's resolution first.
     pub stem_blocks: Vec<usize>,
     /// Number of Transformer layers.
     pub layers: usize,
@@ -41,6 +43,12 @@ pub struct ImageEncoderConfig {
     pub mean: Vec<f64>,
     /// Standard deviation of each channel; 0.5, if left out.
     pub deviation: Vec<f64>,
+    /// Whether a class token, which sees the whole image, is attended to besides the places.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub class_token: bool,
+    /// `ε` of the norms, where it is not the model's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epsilon: Option<f64>,
     /// The folder of a trained [`ResNet`](crate::ResNet) in place of a stem: its last features are the places, and it
     /// is not trained.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,6 +69,8 @@ impl Default for ImageEncoderConfig {
             layers: 2,
             mean: Vec::new(),
             deviation: Vec::new(),
+            class_token: false,
+            epsilon: None,
             eyes: None,
         }
     }
@@ -136,8 +146,18 @@ impl ImageEncoderConfig {
             ))
             .with_hint("`image.eyes` sees places of 32 pixels in color: `patch_size = 32`, `channels = 3`"));
         }
-        if self.stem == Stem::Conv && self.eyes.is_none() {
-            self.conv_stem(1 << 14).check("image.")?;
+        match self.stem {
+            _ if self.eyes.is_some() => {}
+            Stem::Patches => {}
+            Stem::Conv => self.conv_stem(1 << 14).check("image.")?,
+            Stem::ResNet => self.resnet_stem().check()?,
+        }
+        let step = self.fit.step();
+        let stepped = height.is_multiple_of(step) && width.is_multiple_of(step) && step.is_multiple_of(patch_size);
+        if self.fit == Fit::Trim && (!stepped || self.eyes.is_some()) {
+            let what = format!("images of {height} × {width} pixels with places of {patch_size} are trimmed");
+            return Err(Error::invalid(what)
+                .with_hint(format!("`image.fit = \"trim\"` needs multiples of {step}, and places that divide it")));
         }
         if !matches!(self.channels, 1 | 3) {
             return Err(Error::invalid(format!("`image.channels` is {}, expected 1 or 3", self.channels)));
@@ -165,7 +185,21 @@ impl ImageEncoderConfig {
         }
     }
 
-    /// Rows and columns of places.
+    /// Its stem, where it is a ResNet.
+    pub(crate) fn resnet_stem(&self) -> ResNetStemConfig<'_> {
+        let ImageEncoderConfig { channels, stem_channels, patch_size, .. } = *self;
+        ResNetStemConfig { inputs: channels, channels: stem_channels, patch_size, blocks: &self.stem_blocks }
+    }
+
+    /// Refuses what only a model that describes has: images in sizes of their own, and a class token.
+    pub(crate) fn check_places_alone(&self) -> Result<()> {
+        if self.fit == Fit::Trim || self.class_token {
+            return Err(Error::invalid("`image.fit = \"trim\"` and `image.class_token` are for models that describe"));
+        }
+        Ok(())
+    }
+
+    /// Rows and columns of places; of the largest image, where images have sizes of their own.
     pub fn grid(&self) -> [usize; 2] {
         [self.height, self.width].map(|side| side / self.patch_size.max(1))
     }
@@ -173,6 +207,11 @@ impl ImageEncoderConfig {
     /// Number of places.
     pub fn places(&self) -> usize {
         self.grid().iter().product()
+    }
+
+    /// Rows and columns of places of a [prepared](ImageEncoderConfig::prepared) image.
+    pub(crate) fn grid_of(&self, image: &Image) -> [usize; 2] {
+        [image.height(), image.width()].map(|side| side / self.patch_size.max(1))
     }
 
     /// An image in the size and channels that it takes.
@@ -183,7 +222,8 @@ impl ImageEncoderConfig {
         image.in_channels(self.channels).fitted(self.width, self.height, self.fit)
     }
 
-    /// [Prepared](ImageEncoderConfig::prepared) images as numbers, `[B, H, W, C]`.
+    /// [Prepared](ImageEncoderConfig::prepared) images as numbers, `[B, H, W, C]`: as large as the largest, with white
+    /// at the right and below the others.
     pub(crate) fn pixels(&self, images: &[Image]) -> Tensor<f32> {
         let of = |numbers: &Vec<f64>, c: usize| numbers.get(c).copied().unwrap_or(0.5);
         let levels: Vec<[f32; 2]> = (0..self.channels)
@@ -192,57 +232,82 @@ impl ImageEncoderConfig {
                 [(1.0 / (255.0 * deviation)) as f32, (-mean / deviation) as f32]
             })
             .collect();
-        let each = self.height * self.width * self.channels;
+        let height = images.iter().map(Image::height).max().unwrap_or(self.height);
+        let width = images.iter().map(Image::width).max().unwrap_or(self.width);
+        let (each, line) = (height * width * self.channels, (width * self.channels).max(1));
         let mut data = vec![0.0; images.len() * each];
+        let white = vec![255; line];
         data.par_chunks_exact_mut(each.max(1)).zip(images).for_each(|(to, image)| {
-            let pixels = image.points().chunks_exact(self.channels);
-            for (to, pixel) in to.chunks_exact_mut(self.channels).zip(pixels) {
-                for ((to, &x), [scale, shift]) in to.iter_mut().zip(pixel).zip(&levels) {
-                    *to = f32::from(x) * scale + shift;
+            let own = image.width() * self.channels;
+            let rows = image.points().chunks_exact(own.max(1)).chain(std::iter::repeat(&white[..]));
+            for (to, row) in to.chunks_exact_mut(line).zip(rows) {
+                let pixels = row.chunks_exact(self.channels).chain(white.chunks_exact(self.channels));
+                for (to, pixel) in to.chunks_exact_mut(self.channels).zip(pixels) {
+                    for ((to, &x), [scale, shift]) in to.iter_mut().zip(pixel).zip(&levels) {
+                        *to = f32::from(x) * scale + shift;
+                    }
                 }
             }
         });
-        Tensor::new(data, &[images.len(), self.height, self.width, self.channels])
+        Tensor::new(data, &[images.len(), height, width, self.channels])
     }
+}
+
+/// What comes before the last map.
+#[derive(Clone, Debug)]
+enum Front {
+    Nothing,
+    Conv(ConvStem),
+    ResNet(ResNetStem),
 }
 
 /// An image encoder: handles to its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct ImageEncoder {
-    stem: Option<ConvStem>,
+    front: Front,
     /// The last map to the model's width: of patches, or of each pixel after the stem.
     last: (Conv2d, Windows2d),
+    class: Option<Param>,
     positions: Param,
+    /// Columns of the positions.
+    columns: usize,
     embedding_norm: Option<Norm>,
     layers: Vec<Block>,
     norm: Norm,
-    places: usize,
     dropout: f64,
 }
 
 impl ImageEncoder {
-    /// Adds its parameters: those of its stem, `patches`, `positions`, `embedding_norm`, `layers.N`, `norm`.
+    /// Adds its parameters: those of its stem, `patches`, `class_token`, `positions`, `embedding_norm`, `layers.N`, `norm`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &ImageEncoderConfig, widths: Widths) -> Result<ImageEncoder> {
         config.check()?;
         widths.check()?;
         let d_model = widths.d_model;
-        let (stem, last) = match config.stem {
+        let epsilon = config.epsilon.unwrap_or(widths.epsilon);
+        let widths = Widths { epsilon, ..widths };
+        let (front, last) = match config.stem {
             _ if config.eyes.is_some() => {
                 let last = Conv2d::new(&mut at.at("patches"), eyes::WIDTH, d_model, 1, true);
-                (None, (last, Windows2d::square(1, 1, 0)))
+                (Front::Nothing, (last, Windows2d::square(1, 1, 0)))
             }
             Stem::Patches => {
                 let windows = Windows2d::square(config.patch_size, config.patch_size, 0);
                 let last = Conv2d::new(&mut at.at("patches"), config.channels, d_model, config.patch_size, true);
-                (None, (last, windows))
+                (Front::Nothing, (last, windows))
             }
             Stem::Conv => {
                 let stem = ConvStem::new(at, config.conv_stem(d_model));
                 let last = Conv2d::new(&mut at.at("patches"), stem.outputs, d_model, 1, true);
-                (Some(stem), (last, Windows2d::square(1, 1, 0)))
+                (Front::Conv(stem), (last, Windows2d::square(1, 1, 0)))
+            }
+            Stem::ResNet => {
+                let stem = ResNetStem::new(at, config.resnet_stem());
+                let last = Conv2d::new(&mut at.at("patches"), stem.outputs, d_model, 1, true);
+                (Front::ResNet(stem), (last, Windows2d::square(1, 1, 0)))
             }
         };
-        let places = config.places();
+        let class = config.class_token.then(|| at.add("class_token", &[1, d_model], Init::Normal(0.02)));
+        let places = config.places() + usize::from(config.class_token);
         let positions = at.add("positions.weight", &[places, d_model], Init::Normal(0.02));
         let new_norm =
             |at: &mut Builder<'_, T>, name: &str| Norm::new(&mut at.at(name), d_model, NormKind::Layer, widths.epsilon);
@@ -251,7 +316,8 @@ impl ImageEncoder {
         let layers = (0..config.layers).map(|layer| Ok(Block::new(&mut at.at(&format!("layers.{layer}")), &block)?));
         let layers = layers.collect::<Result<_>>()?;
         let norm = new_norm(at, "norm");
-        Ok(ImageEncoder { stem, last, positions, embedding_norm, layers, norm, places, dropout: widths.dropout })
+        let ([_, columns], dropout) = (config.grid(), widths.dropout);
+        Ok(ImageEncoder { front, last, class, positions, columns, embedding_norm, layers, norm, dropout })
     }
 
     /// Number of layers.
@@ -260,20 +326,32 @@ impl ImageEncoder {
     }
 
     /// What is seen at each place of pixels `[B, H, W, C]`, or of what [`Eyes`](eyes::Eyes) see:
-    /// `[B, P, d_model]`, row by row.
+    /// `[B, P, d_model]`, row by row, after what the class token saw where there is one.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, pixels: Tensor<T>) -> Result<Var<T>> {
         let batch = pixels.shape()[0];
         let mut x = tape.constant(pixels);
-        if let Some(stem) = &self.stem {
-            x = stem.forward(tape, x);
+        match &self.front {
+            Front::Nothing => {}
+            Front::Conv(stem) => x = stem.forward(tape, x),
+            Front::ResNet(stem) => x = stem.forward(tape, x),
         }
         let (last, windows) = &self.last;
         let x = last.activated(tape, &x, *windows, Activation::None);
-        let width = x.value().width();
-        let x = x.reshaped(&[batch, self.places, width]);
-        let places: Vec<u32> = (0..batch).flat_map(|_| 0..self.places as u32).collect();
-        let at = tape.embedding(&places, self.places, self.positions, 1.0, Positions::None, 0);
-        let x = tape.add(&x, at);
+        let &[_, rows, columns, width] = x.shape() else { unreachable!("images have four axes") };
+        let count = rows * columns;
+        let x = x.reshaped(&[batch, count, width]);
+        // A smaller image has the positions of the upper left part; those of the class token come first.
+        let first = usize::from(self.class.is_some());
+        let place = |at: usize| (first + at / columns * self.columns + at % columns) as u32;
+        let places: Vec<u32> = (0..batch).flat_map(|_| (0..count).map(place)).collect();
+        let at = tape.embedding(&places, count, self.positions, 1.0, Positions::None, 0);
+        let mut x = tape.add(&x, at);
+        if let Some(class) = self.class {
+            let class = tape.embedding(&vec![0; batch], 1, class, 1.0, Positions::Learned(self.positions), 0);
+            let rows = (0..batch)
+                .flat_map(|b| std::iter::once(Some(b)).chain((0..count).map(move |n| Some(batch + b * count + n))));
+            x = tape.gather(&[&class, &x], &rows.collect::<Vec<_>>(), [batch, count + 1]);
+        }
         let x = normalized(tape, self.embedding_norm, x);
         let mut x = tape.dropout(x, self.dropout);
         for layer in &self.layers {

@@ -8,7 +8,7 @@ use crate::files::tensors::TensorFile;
 use crate::files::torch::TorchFile;
 use crate::files::weights::Weights;
 use crate::kind::kind;
-use crate::layout::latex_ocr;
+use crate::layout::formulas::FormulaReader;
 use crate::{Architecture, Error, Result, describe, detect, encoder, han, vit, voice, vqa};
 use serde::Serialize;
 use std::fmt;
@@ -61,7 +61,7 @@ impl Inspection {
             };
             return Ok(Inspection::listed(path, &weights));
         }
-        if path.is_dir() && !path.join(CONFIG).exists() && !latex_ocr::is_in(path) {
+        if path.is_dir() && !path.join(CONFIG).exists() && FormulaReader::of(path).is_none() {
             if !path.join(WEIGHTS).exists() && !path.join(WEIGHTS_INDEX).exists() {
                 return Err(Error::invalid(format!("`{}` holds no checkpoint", path.display()))
                     .with_hint("a model is a folder with `config.json` and `model.safetensors`"));

@@ -3,7 +3,8 @@
 use crate::Result;
 use crate::files::folder::{CONFIG, read_json};
 use crate::files::tfjs;
-use crate::layout::{bert, latex_ocr, vit};
+use crate::layout::formulas::FormulaReader;
+use crate::layout::{bert, vit};
 use std::path::Path;
 
 /// The kind of the model in a folder: for one of ours, as in a recipe; `resnet` in the layout of TensorFlow.js;
@@ -15,7 +16,7 @@ pub fn kind(folder: &Path) -> Result<String> {
     if !folder.join(CONFIG).exists() && folder.join(tfjs::MODEL).exists() {
         return Ok("resnet".into());
     }
-    if !folder.join(CONFIG).exists() && latex_ocr::is_in(folder) {
+    if FormulaReader::of(folder).is_some() {
         return Ok("describe".into());
     }
     let json: serde_json::Value = read_json(&folder.join(CONFIG))?;

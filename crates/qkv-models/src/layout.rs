@@ -5,13 +5,16 @@
 //! | module | owns |
 //! | --- | --- |
 //! | `config` | fields of a foreign `config.json`, with errors that name them |
-//! | `gpt2`, `llama`, `bert`, `vit`, `latex_ocr` | table and configuration of each |
+//! | `gpt2`, `llama`, `bert`, `vit`, `latex_ocr`, `pix2tex` | table and configuration of each |
+//! | `formulas` | which of the last two a folder is |
 
 pub(crate) mod bert;
 pub(crate) mod config;
+pub(crate) mod formulas;
 pub(crate) mod gpt2;
-pub(crate) mod latex_ocr;
+mod latex_ocr;
 pub(crate) mod llama;
+mod pix2tex;
 pub(crate) mod vit;
 
 use crate::files::tensors::{self, NamedTensor, Storage};
@@ -38,6 +41,8 @@ pub(crate) enum Form {
     Paired(usize),
     /// With these axes over the same values; leading zeros are no axes.
     Axes([usize; 4]),
+    /// A convolution of images, `[outputs, inputs, height, width]`: ours has the channels of a pixel side by side.
+    Kernels([usize; 4]),
 }
 
 /// A foreign tensor and the parameters that are stacked in it.
@@ -204,6 +209,7 @@ impl Layout {
         match mapped.form {
             Form::Plain | Form::Axes(_) => {}
             Form::Transposed => values = transposed(&values, width, rows),
+            Form::Kernels([_, inputs, high, wide]) => values = each_transposed(&values, inputs, high * wide),
             Form::Paired(heads) => values = unpaired(&values, rows, width, heads),
         }
         let mut rest = &values[..];
@@ -226,6 +232,7 @@ impl Layout {
         };
         Ok(match mapped.form {
             Form::Transposed => (shape, transposed(&values, rows, width).into()),
+            Form::Kernels([_, inputs, high, wide]) => (shape, each_transposed(&values, high * wide, inputs).into()),
             _ => (shape, values),
         })
     }
@@ -289,6 +296,7 @@ impl Layout {
 fn shape_of(parameters: &Parameters<f32>, parts: &[Param], form: Form) -> (Vec<usize>, usize, usize) {
     let rows = parts.iter().map(|&part| parameters.shape(part)[0]).sum();
     match (parameters.shape(parts[0]), form) {
+        (_, Form::Kernels(axes)) => (axes.to_vec(), rows, 1),
         (_, Form::Axes(axes)) => (axes.into_iter().filter(|&axis| axis > 0).collect(), rows, 1),
         (&[_, width], Form::Transposed) => (vec![width, rows], rows, width),
         (&[_, width], _) => (vec![rows, width], rows, width),
@@ -304,6 +312,12 @@ fn rounded<T>(values: &[f32], round: impl Fn(f32) -> T) -> Vec<T> {
 /// Transposes a matrix.
 fn transposed(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
     (0..width).flat_map(|x| (0..rows).map(move |r| values[r * width + x])).collect()
+}
+
+/// Transposes matrices that lie one behind the other.
+fn each_transposed(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
+    let each = (rows * width).max(1);
+    values.chunks_exact(each).flat_map(|matrix| transposed(matrix, rows, width)).collect()
 }
 
 /// Moves rows `(2i, 2i + 1)` of each head to `(i, i + D/2)`.

@@ -39,6 +39,7 @@ mod provenance;
 mod recipe;
 mod recurrent;
 mod resnet;
+mod resnet_stem;
 mod schedule;
 mod search;
 mod sizes;

@@ -223,7 +223,25 @@ impl Model {
     ) -> Result<PendingLoss> {
         let hidden = self.hidden_over(tape, memory, &batch.source, &batch.decoder_input)?;
         let target = Target { ids: &batch.targets, ignore: Some(IGNORE), smoothing, scale };
-        Ok(tape.cross_entropy(&hidden, self.output(), self.output_bias(), target))
+        Ok(self.rewarded_loss(tape, &hidden, target, &batch.decoder_input.lengths))
+    }
+
+    /// The loss of hidden states `[B, N, C]`, and what it rewards the choices of hard attention with; the first
+    /// `lengths[b]` targets of a sequence count.
+    fn rewarded_loss<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        hidden: &Var<T>,
+        target: Target<'_>,
+        lengths: &[usize],
+    ) -> PendingLoss {
+        let (weight, bias) = (self.output(), self.output_bias());
+        if !tape.has_chosen() {
+            return tape.cross_entropy(hidden, weight, bias, target);
+        }
+        let (loss, log_likelihoods) = tape.cross_entropy_of_rows(hidden, weight, bias, target);
+        tape.reward(&log_likelihoods, lengths, target.scale);
+        loss
     }
 
     fn output(&self) -> qkv_nn::Param {

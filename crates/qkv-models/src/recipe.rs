@@ -356,6 +356,7 @@ impl Recipe {
         }
         let shares = [
             ("train.smoothing", train.smoothing),
+            ("train.expected", train.expected),
             ("train.average", train.average),
             ("train.word_dropout", train.word_dropout),
         ];
@@ -376,6 +377,9 @@ impl Recipe {
         }
         if train.shift > 1 << 10 {
             return refuse("train.shift", train.shift.to_string(), "at most 1024");
+        }
+        if !(train.reinforce >= 0.0 && train.reinforce.is_finite()) {
+            return refuse("train.reinforce", train.reinforce.to_string(), "at least 0");
         }
         if !(train.clip >= 0.0 && train.clip.is_finite()) {
             return refuse("train.clip", train.clip.to_string(), "at least 0");

@@ -31,6 +31,9 @@ pub struct Search {
     pub stop: Vec<String>,
     /// Sample instead of searching.
     pub sample: Option<Sampling>,
+    /// Tokens that are never written: an unknown word, say.
+    #[serde(skip)]
+    pub never: Vec<u32>,
     /// Whether keys and values are cached between steps; without a cache every step recomputes the whole sequence.
     pub cache: bool,
 }
@@ -46,6 +49,7 @@ impl Default for Search {
             repetition_penalty: 1.0,
             stop: Vec::new(),
             sample: None,
+            never: Vec::new(),
             cache: true,
         }
     }

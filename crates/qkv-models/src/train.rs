@@ -60,7 +60,7 @@ use context::ContextGroup;
 use dataset::{Dataset, TrainBatch};
 use lock::{LOCK, RunLock};
 use optimizer_shard::OptimizerShard;
-use qkv_nn::{Device, Gradients, Loss, Machine, Moments, Parameters, Pending, Pool, Tape};
+use qkv_nn::{Device, Gradients, Loss, Machine, Moments, Parameters, Pending, Pool, Reinforce, Tape};
 use qkv_ranks::{Ranks, launch};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -447,6 +447,11 @@ impl Run {
                 let noise = u64::from(noise) << 32 | step;
                 let tape = Tape::training(self.model.parameters(), &mut gradients, &self.pool, &self.machine, noise);
                 let mut tape = tape.recompute(train.recompute).share(1.0 / train.accumulate.max(1) as f64);
+                if train.reinforce != 0.0 {
+                    // Before the first step nothing is known of what to expect.
+                    let (weight, baseline) = self.progress.baseline.map_or((0.0, 0.0), |b| (train.reinforce, b));
+                    tape = tape.reinforce(Reinforce { weight, expected: train.expected, baseline });
+                }
                 if let Some(context) = &self.context {
                     tape = tape.over(context.clone());
                 }

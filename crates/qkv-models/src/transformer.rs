@@ -61,6 +61,15 @@ pub struct TransformerConfig {
     /// Whether the output projection has a bias.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_bias: bool,
+    /// Width of a head, where it is not the model's width divided by the heads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head_width: Option<usize>,
+    /// Whether the projections of queries, keys and values have biases.
+    #[serde(skip_serializing_if = "Clone::clone")]
+    pub attention_bias: bool,
+    /// Whether the output of each attention has a gate: attention on attention (Huang et al. 2019, arXiv:1908.06954).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub gated_attention: bool,
 }
 
 /// Whether an `ε` is the one that models have unless they say otherwise.
@@ -92,6 +101,9 @@ impl Default for TransformerConfig {
             epsilon: Norm::EPSILON,
             embedding_norm: false,
             output_bias: false,
+            head_width: None,
+            attention_bias: true,
+            gated_attention: false,
         }
     }
 }
@@ -169,7 +181,13 @@ impl Transformer {
             }
             let heads = Heads { query: heads, key: key_heads.unwrap_or(heads) };
             let entropy = if attention.select == Select::Soft && !linear { config.entropy } else { 0.0 };
-            AttentionConfig { entropy, ..AttentionConfig::new(attention, heads) }
+            AttentionConfig {
+                entropy,
+                head_width: config.head_width,
+                bias: config.attention_bias,
+                gated: config.gated_attention,
+                ..AttentionConfig::new(attention, heads)
+            }
         };
         let causal = |attention: &Attention| {
             let mask =

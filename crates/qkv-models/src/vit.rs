@@ -98,8 +98,13 @@ impl VitConfig {
             return Err(Error::invalid(format!("patches of {patch} do not fill images of {image} points each way"))
                 .with_hint("choose a `patch_size` that divides `image_size`"));
         }
-        if self.stem == Stem::Conv {
-            self.conv_stem().check("")?;
+        match self.stem {
+            Stem::Patches => {}
+            Stem::Conv => self.conv_stem().check("")?,
+            Stem::ResNet => {
+                return Err(Error::invalid("`stem` is resnet, which this model has not")
+                    .with_hint("set it to `conv` or `patches`"));
+            }
         }
         if !matches!(self.channels, 1 | 3) {
             return Err(Error::invalid(format!("`channels` is {}, expected 1 or 3", self.channels)));
@@ -116,8 +121,8 @@ impl VitConfig {
                 return Err(Error::invalid(format!("`{name}` is {found}, expected at least 0 and less than 1")));
             }
         }
-        if self.activation == FeedKind::SwiGlu {
-            return Err(Error::invalid("`activation` is swiglu, which this model has not")
+        if self.activation.gate().is_some() {
+            return Err(Error::invalid("`activation` has a gate, which this model has not")
                 .with_hint("set it to `gelu`, `gelu-tanh` or `relu`"));
         }
         if self.labels.is_empty() {

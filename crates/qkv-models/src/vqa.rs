@@ -68,6 +68,7 @@ impl VqaConfig {
     /// Refuses sizes that are zero or that no machine could hold.
     pub(crate) fn check(&self) -> Result<()> {
         self.image.check()?;
+        self.image.check_places_alone()?;
         self.widths().check()?;
         let sizes = [("hops", self.hops, 1 << 8), ("max_positions", self.max_positions, 1 << 16)];
         check_sizes(&sizes)?;

@@ -4,6 +4,7 @@
 
 use crate::context::SharedContext;
 use crate::float::Float;
+use crate::ops::reinforce::Reinforce;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
@@ -19,6 +20,7 @@ struct RecomputeBackward<T: Float> {
     stream: (u64, u64),
     noise: bool,
     share: f64,
+    reinforce: Option<Reinforce>,
     context: Option<SharedContext<T>>,
 }
 
@@ -41,8 +43,8 @@ impl<T: Float> Tape<'_, T> {
             segment(tape, x)
         })?;
         let (noise, share, context) = (self.has_noise(), self.penalty_factor(), self.context.clone());
-        let segment = Box::new(segment);
-        let backward = || RecomputeBackward { x: slot, input, segment, stream, noise, share, context };
+        let (segment, reinforce) = (Box::new(segment), self.reinforce);
+        let backward = || RecomputeBackward { x: slot, input, segment, stream, noise, share, reinforce, context };
         Ok(self.record(output.value, true, backward))
     }
 }
@@ -57,6 +59,7 @@ impl<T: Float> Backward<T> for RecomputeBackward<T> {
         let mut tape = Tape::training(parameters, context.gradients, pool, machine, 0).share(self.share);
         tape.set_draws(self.stream, self.noise);
         tape.context = self.context;
+        (tape.reinforce, tape.rewards) = (self.reinforce, context.rewards.cloned());
         let x = match self.x {
             Some(_) => tape.input(self.input),
             None => tape.constant(self.input),

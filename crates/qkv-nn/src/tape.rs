@@ -6,6 +6,7 @@ use crate::captured::Captured;
 use crate::context::SharedContext;
 use crate::float::Float;
 use crate::machine::Machine;
+use crate::ops::reinforce::{Reinforce, Rewards};
 use crate::parameters::{Gradients, Param, Parameters};
 use crate::pending::Pending;
 use crate::pool::Pool;
@@ -108,6 +109,10 @@ pub struct Tape<'a, T: Float> {
     share: f64,
     /// Where guides lead queries, `[B, N]`: the diagonal where there are none.
     led_places: Option<Vec<f32>>,
+    /// How choices are trained, whether one was made, and what they led to.
+    pub(crate) reinforce: Option<Reinforce>,
+    pub(crate) chosen: bool,
+    pub(crate) rewards: Option<Rewards>,
     noise: bool,
     /// Whether layers are computed again in the backward pass.
     recompute: bool,
@@ -126,6 +131,7 @@ pub(crate) struct BackwardContext<'t, T: Float> {
     pub pool: &'t Pool<T>,
     pub machine: &'t Machine,
     pub scratch: &'t Scratch<T>,
+    pub rewards: Option<&'t Rewards>,
     slots: &'t mut [Option<Tensor<T>>],
 }
 
@@ -157,6 +163,9 @@ impl<'a, T: Float> Tape<'a, T> {
             penalty: PendingPenalty::default(),
             share: 1.0,
             led_places: None,
+            reinforce: None,
+            chosen: false,
+            rewards: None,
             noise: false,
             recompute: false,
             suspended: false,
@@ -382,6 +391,7 @@ impl<'a, T: Float> Tape<'a, T> {
                     pool: self.pool,
                     machine: self.machine,
                     scratch: &self.scratch,
+                    rewards: self.rewards.as_ref(),
                     slots: &mut self.slots,
                 };
                 operation.backward(upstream, &mut context);

@@ -134,7 +134,8 @@ impl Run for DescribeArgs {
                     }
                     let line = best.text.replace(['\n', '\r', '\t'], " ");
                     if self.json {
-                        let mut object = json!({ "image": path.display().to_string(), "text": line });
+                        let mut object =
+                            json!({ "image": path.display().to_string(), "text": line, "ids": best.tokens });
                         (object["score"], object["log_probability"]) = (json!(best.score), json!(best.log_probability));
                         if let Some(looked) = looked.filter(|_| self.weights) {
                             object["grid"] = json!(looked.grid);

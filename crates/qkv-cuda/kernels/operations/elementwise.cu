@@ -135,29 +135,49 @@ extern "C" __global__ void residual(T* y, const T* x, u32 rows, int width, Dropo
     }
 }
 
-extern "C" __global__ void swiglu(const T* gate, const T* up, T* y, u32 n) {
+#define GATE_SILU 0
+#define GATE_GELU 1
+#define GATE_SIGMOID 2
+
+// f(x), and in `slope` its derivative.
+__device__ __forceinline__ float gate_of(float x, int of, float* slope) {
+    if (of == GATE_GELU) {
+        *slope = derivative(x, ACTIVATION_GELU);
+        return activated(x, ACTIVATION_GELU);
+    }
+    float open = sigmoid(x);
+    if (of == GATE_SIGMOID) {
+        *slope = open * (1.0f - open);
+        return open;
+    }
+    *slope = open * (1.0f + x * (1.0f - open));
+    return x * open;
+}
+
+// y = f(gate) · up.
+extern "C" __global__ void gated(const T* gate, const T* up, T* y, u32 n, int of) {
     FOR_EIGHTS(1, n) {
-        float g[EIGHT], u[EIGHT];
+        float g[EIGHT], u[EIGHT], slope;
         load_eight(gate, col, n, g);
         load_eight(up, col, n, u);
 #pragma unroll
-        for (int at = 0; at < EIGHT; at++) u[at] *= g[at] * sigmoid(g[at]);
+        for (int at = 0; at < EIGHT; at++) u[at] *= gate_of(g[at], of, &slope);
         store_eight(y, col, n, u);
     }
 }
 
 // Replaces the gradient of the output by that of `up` and writes that of `gate`.
-extern "C" __global__ void swiglu_gradient(T* gradient, T* d_gate, const T* gate, const T* up, u32 n) {
+extern "C" __global__ void gated_gradient(T* gradient, T* d_gate, const T* gate, const T* up, u32 n, int of) {
     FOR_EIGHTS(1, n) {
-        float d[EIGHT], g[EIGHT], u[EIGHT];
+        float d[EIGHT], g[EIGHT], u[EIGHT], slope;
         load_eight(gradient, col, n, d);
         load_eight(gate, col, n, g);
         load_eight(up, col, n, u);
 #pragma unroll
         for (int at = 0; at < EIGHT; at++) {
-            float open = sigmoid(g[at]);
-            u[at] *= d[at] * open * (1.0f + g[at] * (1.0f - open));
-            d[at] *= g[at] * open;
+            float open = gate_of(g[at], of, &slope);
+            u[at] *= d[at] * slope;
+            d[at] *= open;
         }
         store_eight(d_gate, col, n, u);
         store_eight(gradient, col, n, d);

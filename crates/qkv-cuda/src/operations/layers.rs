@@ -23,6 +23,17 @@ pub enum Activation {
     Sigmoid = 5,
 }
 
+/// What is made of a gate, by the number that kernels have for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `x / (1 + e⁻ˣ)`.
+    Silu = 0,
+    /// `x Φ(x)`.
+    Gelu = 1,
+    /// `1 / (1 + e⁻ˣ)`.
+    Sigmoid = 2,
+}
+
 /// A factor of a matrix product, row-major.
 #[derive(Clone, Copy, Debug)]
 pub struct Factor<'a> {
@@ -455,28 +466,30 @@ impl Operations {
         self.add_partials(&partial, [sum, None], parts, [width, width]);
     }
 
-    /// `y = silu(gate) · up`.
+    /// `y = f(gate) · up`: gate, `up` and `y`.
     ///
     /// # Panics
     /// Where the lengths differ.
-    pub fn swiglu(&self, gate: &Array, up: &Array, y: &Array) {
-        let (kind, len) = (self.activation_kind(), gate.len());
-        let pointers = [gate.expect(kind, len), up.expect(kind, len), y.expect(kind, len)].map(Ptr);
+    pub fn gated(&self, arrays: [&Array; 3], of: Gate) {
+        let (kind, len) = (self.activation_kind(), arrays[0].len());
+        let pointers = arrays.map(|array| Ptr(array.expect(kind, len)));
         let grid = [self.blocks_of_eights(1, len), 1];
-        // SAFETY: `swiglu(const T*, const T*, T*, u32)`.
-        unsafe { self.launch("swiglu", grid, &[&pointers[..], &[count(len)]].concat()) };
+        // SAFETY: `gated(const T*, const T*, T*, u32, int)`.
+        unsafe { self.launch("gated", grid, &[&pointers[..], &[count(len), U32(of as u32)]].concat()) };
     }
 
-    /// Replaces the gradient of the output by that of `up` and writes that of `gate`.
+    /// Replaces the gradient of the output, the first of `gradients`, by that of `up` and writes that of the gate, the
+    /// second; from the gate and `up`.
     ///
     /// # Panics
     /// Where the lengths differ.
-    pub fn swiglu_gradient(&self, gradient: &Array, d_gate: &Array, gate: &Array, up: &Array) {
-        let (kind, len) = (self.activation_kind(), gate.len());
-        let pointers = [gradient, d_gate, gate, up].map(|array| Ptr(array.expect(kind, len)));
+    pub fn gated_gradient(&self, gradients: [&Array; 2], from: [&Array; 2], of: Gate) {
+        let (kind, len) = (self.activation_kind(), from[0].len());
+        let pointers = [gradients, from].concat().into_iter().map(|array| Ptr(array.expect(kind, len)));
         let grid = [self.blocks_of_eights(1, len), 1];
-        // SAFETY: `swiglu_gradient(T*, T*, const T*, const T*, u32)`.
-        unsafe { self.launch("swiglu_gradient", grid, &[&pointers[..], &[count(len)]].concat()) };
+        let arguments: Vec<Argument> = pointers.chain([count(len), U32(of as u32)]).collect();
+        // SAFETY: `gated_gradient(T*, T*, const T*, const T*, u32, int)`.
+        unsafe { self.launch("gated_gradient", grid, &arguments) };
     }
 
     /// Rotates pairs of each of `heads` heads in place by the angles of row `r mod length`, whose cosines and sines are

@@ -97,7 +97,7 @@ impl Operations {
     /// The cross-entropy of rows of logits `[rows, classes]` plus `bias`, which are replaced by their gradient times
     /// `scale`, if there is one; rows begin [`logits_stride`] elements apart. Adds to `totals`, four f64: the loss with
     /// label smoothing and without, the rows whose target had the highest logit, and the rows that count; those of the
-    /// class `ignore` do not.
+    /// class `ignore` do not. Returns the same four of each row, in f32.
     ///
     /// # Panics
     /// Where an array is too short. The ids are classes, or `ignore`.
@@ -112,7 +112,7 @@ impl Operations {
         smoothing: f32,
         scale: Option<f32>,
         totals: &Array,
-    ) {
+    ) -> Array {
         let rows = ids.len();
         let stride = logits_stride(classes);
         let losses = self.empty(Kind::F32, 4 * rows, "losses");
@@ -131,6 +131,7 @@ impl Operations {
         // SAFETY: `cross_entropy(T*, const float*, const u32*, float*, int, int, u32, float, float, int)`.
         unsafe { self.launch(name, [rows, usize::from(classes > 0)], &arguments.concat()) };
         self.sum_losses(&losses, totals, rows);
+        losses
     }
 
     /// Adds the losses of rows, `[rows, 4]` in f32, to `totals`, four f64.

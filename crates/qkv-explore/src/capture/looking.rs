@@ -51,10 +51,14 @@ pub fn description(
     let looked = describer.look_at(image, &tokens, machine)?;
     let tokenizer = &describer.tokenizer;
     let read = [&[tokenizer.bos()], &tokens[..]].concat();
+    let mut seen = places(looked.grid);
+    if describer.config.image.class_token {
+        seen.tokens.insert(0, Token { text: "‹image›".into(), word: None, special: true, id: None });
+    }
     Ok(Recording {
         text: name.to_owned(),
         output: Some(tokenizer.decode(&tokens)),
-        sides: vec![places(looked.grid), side("read", &read, tokenizer), side("written", &looked.tokens, tokenizer)],
+        sides: vec![seen, side("read", &read, tokenizer), side("written", &looked.tokens, tokenizer)],
         layers: layers(looked.attentions, 1, 2),
         steps: Vec::new(),
         form: None,

@@ -12,7 +12,8 @@ use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::image::Image;
 use crate::image_encoder::ImageEncoder;
-use crate::layout::{self, Inspected, Layout, latex_ocr};
+use crate::layout::formulas::FormulaReader;
+use crate::layout::{self, Inspected, Layout};
 use crate::model::Group;
 use crate::observed_attention::{ObservedAttention, observed};
 use crate::provenance::Provenance;
@@ -88,27 +89,28 @@ pub struct LookedAt {
     pub attentions: Vec<ObservedAttention>,
 }
 
-/// Whether a folder is of another program that describes images.
-fn is_foreign(folder: &Path) -> bool {
-    !folder.join(CONFIG).exists() && latex_ocr::is_in(folder)
-}
-
 /// Configuration and weights of a folder, and the model with parameters of zero.
 fn found(folder: &Path) -> Result<(ModelConfig, DescribeConfig, Weights, Result<Blank<DescribeNetwork>>)> {
-    let foreign = is_foreign(folder);
+    let foreign = FormulaReader::of(folder);
     let path = folder.join(CONFIG);
-    let whole: ModelConfig = if foreign { latex_ocr::config(folder)? } else { read_json(&path)? };
+    let whole: ModelConfig = match foreign {
+        Some(foreign) => foreign.config(folder)?,
+        None => read_json(&path)?,
+    };
     let Architecture::Describe(config) = whole.architecture.clone() else {
         let what = format!("it is a {}, expected `describe`", whole.architecture.name());
         return Err(Error::format(&path, "field `architecture.kind`", what));
     };
-    let weights = if foreign { latex_ocr::weights(folder)? } else { Weights::of_folder(folder)? };
+    let weights = match foreign {
+        Some(foreign) => foreign.weights(folder)?,
+        None => Weights::of_folder(folder)?,
+    };
     let built = || {
         whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&path, e))?;
         let mut parameters = Parameters::new();
         let network = DescribeNetwork::new(&mut Builder::blank(&mut parameters), &whole)
             .map_err(|e| folder::in_file(&path, e))?;
-        let layout = if foreign { latex_ocr::layout(&config) } else { Layout::own(&parameters) };
+        let layout = foreign.map_or_else(|| Layout::own(&parameters), |foreign| foreign.layout(&config));
         Ok((network, parameters, layout))
     };
     let built = built();
@@ -136,10 +138,10 @@ impl Describer {
         let folder = folder.as_ref();
         let (whole, config, weights, built) = found(folder)?;
         let (network, mut parameters, layout) = built?;
-        let foreign = is_foreign(folder);
+        let foreign = FormulaReader::of(folder);
         let tokenizer = match foreign {
-            true => latex_ocr::tokenizer(folder)?,
-            false => Tokenizer::open(folder.join(TOKENIZER))?,
+            Some(foreign) => foreign.tokenizer(folder)?,
+            None => Tokenizer::open(folder.join(TOKENIZER))?,
         };
         if tokenizer.len() > whole.vocab_size || SpecialTokens::of(&tokenizer) != whole.specials() {
             let what = format!("the tokenizer has {} tokens, the model {}", tokenizer.len(), whole.vocab_size);
@@ -149,8 +151,8 @@ impl Describer {
         let search = read_json_if_present(&path)?.unwrap_or_default();
         Search::check(&search).map_err(|e| folder::in_file(&path, e))?;
         layout.fill(&mut parameters, &weights)?;
-        if foreign {
-            latex_ocr::unscale(&mut parameters, config.d_model);
+        if let Some(foreign) = foreign {
+            foreign.finish(&mut parameters, &config);
         }
         let eyes = Eyes::of(&config.image, Some(folder))?;
         Ok(Describer { config, parameters, tokenizer, search, eyes, network })
@@ -207,10 +209,10 @@ impl Describer {
         tokens
     }
 
-    /// A batch of texts, whose sources are the places of their images.
-    fn batch(&self, texts: &[&[u32]]) -> Batch {
+    /// A batch of texts, whose sources are what is seen of their images, `[B, P, C]`.
+    fn batch(&self, texts: &[&[u32]], memory: &Var<f32>) -> Batch {
         let mut batch = Batch::new(texts.iter().map(|&text| (&[][..], text)), self.network.decoder.config().specials());
-        let places = self.config.image.places();
+        let places = memory.shape()[1];
         batch.source.lengths.fill(places);
         batch.source.length = places;
         batch
@@ -231,7 +233,7 @@ impl Describer {
         scale: f64,
     ) -> Result<PendingLoss> {
         let memory = self.look(tape, images)?;
-        self.network.decoder.loss_over(tape, &memory, &self.batch(texts), smoothing, scale)
+        self.network.decoder.loss_over(tape, &memory, &self.batch(texts, &memory), smoothing, scale)
     }
 
     /// Describes images: for each, up to `beam` descriptions, best first.
@@ -256,24 +258,34 @@ impl Describer {
     /// Where the model computes NaN.
     pub fn describe(&self, images: &[Image], search: &Search, machine: &Machine) -> Result<Vec<Vec<Description>>> {
         let images = images.iter().map(|image| self.config.image.prepared(image)).collect::<Result<Vec<_>>>()?;
+        // An unknown word says nothing about an image, and what comes before it says too little.
+        let (tokenizer, end) = (&self.tokenizer, self.tokenizer.eos());
+        let specials = [Some(tokenizer.pad()), Some(tokenizer.bos()), tokenizer.unk()].into_iter().flatten();
+        let never = specials.filter(|&token| token != end).collect();
         // The length of a text does not depend on the size of its image.
-        let search = &Search { length_ratio: 0.0, length_extra: self.config.max_positions, ..search.clone() };
-        let (pool, mut all) = (Pool::new(), Vec::with_capacity(images.len()));
-        for images in images.chunks(TOGETHER) {
+        let search = &Search { length_ratio: 0.0, length_extra: self.config.max_positions, never, ..search.clone() };
+        let (pool, mut all) = (Pool::new(), vec![Vec::new(); images.len()]);
+        // Those of one size together: what is said of an image does not depend on the others.
+        let size = |&at: &usize| (images[at].height(), images[at].width());
+        let mut order: Vec<usize> = (0..images.len()).collect();
+        order.sort_by_key(size);
+        let groups = order.chunk_by(|a, b| size(a) == size(b)).flat_map(|group| group.chunks(TOGETHER));
+        for group in groups {
+            let together: Vec<Image> = group.iter().map(|&at| images[at].clone()).collect();
             let found = rayon::scope(|_| {
                 let mut tape = Tape::inference(&self.parameters, &pool, machine);
-                let memory = self.look(&mut tape, images)?;
+                let memory = self.look(&mut tape, &together)?;
                 search.run_over(&self.network.decoder, &self.parameters, &mut tape, memory)
             })?;
-            all.extend(found.into_iter().map(|found| {
+            for (&at, found) in group.iter().zip(found) {
                 let described = found.into_iter().map(|found| Description {
                     text: self.tokenizer.decode(&found.tokens),
                     tokens: found.tokens,
                     score: found.score,
                     log_probability: found.log_probability,
                 });
-                described.collect()
-            }));
+                all[at] = described.collect();
+            }
         }
         Ok(all)
     }
@@ -292,7 +304,7 @@ impl Describer {
         let mut tape = Tape::inference(&self.parameters, &pool, machine);
         tape.capture();
         let memory = self.look(&mut tape, std::slice::from_ref(&image))?;
-        let (batch, decoder) = (self.batch(&[tokens]), &self.network.decoder);
+        let (batch, decoder) = (self.batch(&[tokens], &memory), &self.network.decoder);
         decoder.hidden_over(&mut tape, &memory, &batch.source, &batch.decoder_input)?;
         let captured = tape.captured();
         let of_image = (0..self.network.image.layers()).map(|layer| crate::model::AttentionSite {
@@ -306,8 +318,12 @@ impl Describer {
         let site = decoder.alignment_site().ok_or_else(|| Error::invalid("the model has no attention to images"))?;
         let same = |seen: &&ObservedAttention| (seen.group, seen.layer) == (site.group, site.layer);
         let aligned = attentions.iter().find(same).expect("every site was observed");
-        let weights = aligned.mean_over_heads()?;
+        let mut weights = aligned.mean_over_heads()?;
+        if self.config.image.class_token {
+            weights.iter_mut().for_each(|row| *row = row.split_off(1));
+        }
         let tokens = [tokens, &[decoder.config().eos_token_id]].concat();
-        Ok(LookedAt { image, grid: self.config.image.grid(), tokens, weights, attentions })
+        let grid = self.config.image.grid_of(&image);
+        Ok(LookedAt { image, grid, tokens, weights, attentions })
     }
 }

@@ -1,6 +1,6 @@
 //! An image of any size in the size that a model takes.
 
-use super::Image;
+use super::{Image, trim};
 use crate::Result;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +18,16 @@ pub enum Fit {
     Ink,
     /// It is made smaller or larger until it fits, and put in the middle of black.
     Letterbox,
+    /// It is cut to its ink in gray, made smaller until it fits, never larger, and filled up with white to multiples of
+    /// 32 pixels: formulas, each in a size of its own, at most the model's.
+    Trim,
+}
+
+impl Fit {
+    /// The number that the sides of images must be multiples of.
+    pub(crate) fn step(self) -> usize {
+        if self == Fit::Trim { trim::STEP } else { 1 }
+    }
 }
 
 /// Levels below which a pixel counts as ink.
@@ -26,13 +36,14 @@ const INK: u8 = 200;
 const MARGIN: usize = 4;
 
 impl Image {
-    /// In a size of `width × height`.
+    /// In a size of `width × height`, or at most that where it is trimmed.
     ///
     /// # Errors
     /// Where the size is zero or too large.
     pub fn fitted(&self, width: usize, height: usize, fit: Fit) -> Result<Image> {
         let whole = match fit {
             Fit::Stretch => return self.resized(width, height),
+            Fit::Trim => return self.trimmed(width, height),
             Fit::Pad | Fit::Letterbox => None,
             Fit::Ink => self.inked(),
         };

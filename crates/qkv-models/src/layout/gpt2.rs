@@ -20,7 +20,7 @@ const ACTIVATIONS: [(&str, FeedKind); 4] = [
 pub(crate) fn fits(config: &GptConfig) -> bool {
     config.positions == PositionKind::Learned
         && config.norm == NormKind::Layer
-        && config.activation != FeedKind::SwiGlu
+        && config.activation.gate().is_none()
         && config.bias
         && config.qkv_bias()
         && config.key_heads() == config.heads

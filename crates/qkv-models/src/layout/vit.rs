@@ -153,13 +153,15 @@ pub(crate) fn layout(config: &VitConfig) -> Layout {
                 "patches.weight",
                 [d_model, channels, patch_size, patch_size],
             ),
-            Stem::Conv => Mapped::plain("embeddings.patch_embeddings.projection.weight", "patches.weight"),
+            Stem::Conv | Stem::ResNet => {
+                Mapped::plain("embeddings.patch_embeddings.projection.weight", "patches.weight")
+            }
         },
         Mapped::plain("embeddings.patch_embeddings.projection.bias", "patches.bias"),
     ];
     let own = match config.stem {
         Stem::Conv => config.conv_stem().names(),
-        Stem::Patches => Vec::new(),
+        Stem::Patches | Stem::ResNet => Vec::new(),
     };
     tensors.extend(own.into_iter().map(|name| Mapped::plain(format!("embeddings.{name}"), name)));
     let mut both = |theirs: &str, ours: &str| {

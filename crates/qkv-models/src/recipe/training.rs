@@ -32,6 +32,11 @@ pub struct Training {
     pub clip: f64,
     /// Label smoothing.
     pub smoothing: f64,
+    /// Weight of the gradient of choices, where hard attention samples and is not straight-through (REINFORCE, as in
+    /// Xu et al. 2015, arXiv:1502.03044).
+    pub reinforce: f64,
+    /// Share of sequences whose hard attention is soft instead while it is trained so.
+    pub expected: f64,
     /// Fraction of words replaced by UNK during training, for documents.
     pub word_dropout: f64,
     /// Maximum random shift of training images with a class or captions, in pixels.
@@ -92,6 +97,8 @@ impl Default for Training {
             adam: AdamW::default(),
             clip: 1.0,
             smoothing: 0.1,
+            reinforce: 1.0,
+            expected: 0.5,
             word_dropout: 0.0,
             shift: 0,
             mirror: false,

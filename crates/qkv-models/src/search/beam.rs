@@ -153,8 +153,8 @@ fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: 
     let shared = logits.len() == vocab_size;
     for (row, prefix) in beams.prefixes.iter().enumerate() {
         let scores = &logits[if shared { 0 } else { row * vocab_size }..][..vocab_size];
-        let adjusted = search.repetition_penalty != 1.0 || search.no_repeat > 0;
-        let mut copy = if adjusted { scores.to_vec() } else { Vec::new() };
+        let (adjusted, hidden) = (search.repetition_penalty != 1.0 || search.no_repeat > 0, !search.never.is_empty());
+        let mut copy = if adjusted || hidden { scores.to_vec() } else { Vec::new() };
         if adjusted {
             if !all_finite(isa, scores) {
                 return None;
@@ -162,12 +162,21 @@ fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: 
             penalize(&mut copy, &prefix.tokens, search.repetition_penalty);
             forbid_repeats(&mut copy, &prefix.tokens, search.no_repeat);
         }
+<<<<<<< HEAD
         let scores = if adjusted { &copy } else { scores };
         let found = survey(isa, scores, if search.sample.is_some() { 0 } else { 2 * search.beam });
         if !found.is_finite && !adjusted {
             return None;
         }
         let total = f64::from(found.log_sum_exp);
+=======
+        // What is never written keeps its part of the probability: the others have what the model gives them.
+        let total = f64::from(log_sum_exp(isa, if adjusted { &copy } else { scores }));
+        for &token in search.never.iter().filter(|&&token| (token as usize) < vocab_size) {
+            copy[token as usize] = f32::NEG_INFINITY;
+        }
+        let scores = if adjusted || hidden { &copy } else { scores };
+>>>>>>> a08ef0d (qkv describe reads pix2tex, and hard attention is trained by REINFORCE)
         let candidate = |token: u32| {
             let log_probability = prefix.log_probability + f64::from(scores[token as usize]) - total;
             Candidate { prefix: row, token, log_probability }

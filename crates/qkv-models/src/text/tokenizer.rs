@@ -19,8 +19,8 @@ const SPECIALS: [&str; 4] = ["<pad>", "<s>", "</s>", "<unk>"];
 /// Common names of special tokens, the most specific first. The end token stands in for a missing padding or start
 /// token.
 const PAD: &[&str] = &["<pad>", "[PAD]", "<|pad|>"];
-const START: &[&str] = &["<s>", "[CLS]", "<bos>", "<|startoftext|>", "<|im_start|>", "<|begin_of_text|>"];
-const END: &[&str] = &["</s>", "[SEP]", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
+const START: &[&str] = &["<s>", "[CLS]", "<bos>", "<|startoftext|>", "<|im_start|>", "<|begin_of_text|>", "[BOS]"];
+const END: &[&str] = &["</s>", "[SEP]", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "[EOS]"];
 const UNKNOWN: &[&str] = &["<unk>", "[UNK]"];
 
 /// Normalizers of known tokenizers lengthen a text by less; texts of any length are fine with them.

@@ -39,6 +39,9 @@ pub(super) struct Progress {
     /// Sums since the last line of `metrics.jsonl`: the next line averages over a stop.
     #[serde(default)]
     pub averages: LossAverages,
+    /// The log-likelihood of a target, a moving average over steps: what choices are expected to lead to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<f64>,
     /// The digest of the frozen parameters, which are not in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<String>,

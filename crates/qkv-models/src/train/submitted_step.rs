@@ -43,6 +43,8 @@ impl Run {
             let hint = "lower `train.lr`, raise `train.warmup`, or set a smaller `train.clip`";
             return Err(Error::invalid(what).with_hint(hint));
         }
+        let found = -loss.nll / loss.rows.max(1) as f64;
+        self.progress.baseline = Some(self.progress.baseline.map_or(found, |before| 0.9 * before + 0.1 * found));
         let averages: &mut LossAverages = &mut self.progress.averages;
         averages.add(&loss, penalty);
         Ok(Event {

@@ -180,7 +180,7 @@ impl Vit {
         });
         match self.config.stem {
             Stem::Patches => Tensor::new(data, &[images.len(), grid * grid, self.config.patch()]),
-            Stem::Conv => Tensor::new(data, &[images.len(), image_size, image_size, channels]),
+            Stem::Conv | Stem::ResNet => Tensor::new(data, &[images.len(), image_size, image_size, channels]),
         }
     }
 

@@ -25,6 +25,12 @@ fn png(width: u32, height: u32, colour: ColorType, depth: BitDepth, data: &[u8])
     bytes
 }
 
+/// Writes a gray PNG.
+pub fn write_grey(path: &std::path::Path, width: usize, height: usize, points: Vec<u8>) {
+    let bytes = png(width as u32, height as u32, ColorType::Grayscale, BitDepth::Eight, &points);
+    std::fs::write(path, bytes).unwrap();
+}
+
 fn read(bytes: &[u8]) -> Image {
     Image::from_bytes(bytes, "a.img").unwrap()
 }

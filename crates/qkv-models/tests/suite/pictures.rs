@@ -113,6 +113,72 @@ fn a_describer_learns_pictures_by_heart_and_says_where_it_looked() {
     }
 }
 
+/// Hard attention that samples is trained by what its choices led to, and a run that stops goes on with the same bytes.
+#[test]
+fn hard_attention_learns_and_goes_on_where_it_stopped() {
+    let model = "kind = 'describe'\ndecoder = 'gru'\ndecoder_layers = 1\n\
+        attention = { score = 'additive', select = { hard = { sample = true, straight_through = false } } }";
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let losses = |path: &Path| {
+        let text = std::fs::read_to_string(path.join("metrics.jsonl")).unwrap();
+        let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].as_f64();
+        text.lines().filter_map(loss).collect::<Vec<f64>>()
+    };
+    let whole = recipe("captions", model, 60).to_toml().replace("save = 10000", "save = 30");
+    let changes = |steps: usize| vec!["train.log=10".to_owned(), format!("train.steps={steps}")];
+    let whole = |steps: usize| Recipe::parse(&whole, Path::new("small.toml"), &changes(steps)).unwrap();
+    trained(&whole(60), &at("whole"));
+    let losses = losses(&at("whole"));
+    assert!(losses[losses.len() - 1] < 0.7 * losses[0], "{losses:?}");
+    trained(&whole(30), &at("parts"));
+    let how = qkv_models::train::Resume { changes: vec!["train.steps=60".into()], checkpoint: None };
+    let mut run = Run::resume_with(at("parts"), &how, 2).unwrap();
+    run.train(&mut (), &AtomicBool::new(false)).unwrap();
+    drop(run);
+    let weights = |name: &str| std::fs::read(at(name).join("model.safetensors")).unwrap();
+    assert!(weights("whole") == weights("parts"));
+}
+
+/// A stem that is a ResNet and images in sizes of their own can be trained; of a model that has never seen a word, none
+/// is unknown in what it writes.
+#[test]
+fn formulas_of_several_sizes_are_learned_with_a_resnet() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut lines = String::new();
+    let line = |width: usize, name: &str| {
+        let points = (0..width * 20).map(|at| if at % width % 5 == 0 { 0 } else { 255 }).collect();
+        super::images::write_grey(&folder.path().join(name), width, 20, points);
+    };
+    for (name, width, text) in [("a.png", 20, "short"), ("b.png", 50, "a longer one"), ("c.png", 60, "the longest")] {
+        line(width, name);
+        lines += &format!("{name}\t{text}\n");
+    }
+    for name in ["train.tsv", "dev.tsv"] {
+        std::fs::write(folder.path().join(name), &lines).unwrap();
+    }
+    let text = format!(
+        "name = 'small'\n[data]\ncaptions = '{0}/train.tsv'\ndev = '{0}/dev.tsv'\n\
+         [tokenizer]\nkind = 'words'\nsize = 5\n\
+         [model]\nkind = 'describe'\nd_model = 32\nffn_dim = 32\nheads = 2\ndecoder_layers = 1\ndropout = 0.0\n\
+         activation = 'geglu'\nhead_width = 8\nattention_bias = false\ngated_attention = true\n\
+         image = {{ height = 32, width = 64, channels = 1, patch_size = 4, layers = 1, fit = 'trim', stem = 'resnet', \
+         stem_channels = 32, stem_blocks = [1], class_token = true, epsilon = 1e-6 }}\n\
+         [train]\nsteps = 2\ntokens = 100000\nlr = 1e-3\nwarmup = 1\nvalidate = 2\nsave = 10000",
+        folder.path().display()
+    );
+    let recipe = Recipe::parse(&text, Path::new("small.toml"), &[]).unwrap();
+    let path = folder.path().join("run");
+    Run::new(&recipe, &path, 2).unwrap().train(&mut (), &AtomicBool::new(false)).unwrap();
+    let (describer, machine) = (Describer::open(&path).unwrap(), Machine::new(2));
+    let unknown = describer.tokenizer.unk().unwrap();
+    assert!(describer.tokenizer.encode("the longest").contains(&unknown));
+    let images = ["a.png", "b.png"].map(|name| Image::open(folder.path().join(name)).unwrap());
+    for found in describer.describe(&images, &Search::default(), &machine).unwrap().concat() {
+        assert!(!found.tokens.contains(&unknown), "{found:?}");
+    }
+}
+
 #[test]
 fn a_question_about_a_picture_is_answered_with_maps_of_words_and_hops() {
     let folder = tempfile::tempdir().unwrap();

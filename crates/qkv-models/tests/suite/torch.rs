@@ -1,5 +1,7 @@
-//! Checkpoints of PyTorch are read without being run, and the formulas of `latex-ocr-junia`, which come in one.
+//! Checkpoints of PyTorch are read without being run, and the formulas of `latex-ocr-junia` and pix2tex, which come in
+//! one.
 
+use qkv_models::files::tensors::Storage;
 use qkv_models::files::torch::TorchFile;
 use qkv_models::image::Image;
 use qkv_models::{Describer, Inspection, Search, kind};
@@ -149,4 +151,146 @@ fn a_reader_of_formulas_comes_from_a_checkpoint_of_pytorch() {
     let image = Image::new(20, 5, 1, vec![99; 100]).unwrap();
     let found = describer.describe(&[image], &Search::greedy(), &Machine::new(1)).unwrap();
     assert_eq!(found[0][0].text, "xxxxx");
+}
+
+/// The tensors of a small pix2tex: its ResNet has the widths that are fixed in its code.
+fn pix2tex_shapes() -> Vec<(String, Vec<usize>)> {
+    let mut shapes: Vec<(String, Vec<usize>)> = vec![
+        ("encoder.cls_token".into(), vec![1, 1, 32]),
+        ("encoder.pos_embed".into(), vec![1, 13, 32]),
+        ("encoder.patch_embed.proj.weight".into(), vec![32, 1024, 1, 1]),
+        ("encoder.patch_embed.proj.bias".into(), vec![32]),
+        ("decoder.net.token_emb.weight".into(), vec![6, 32]),
+        ("decoder.net.pos_emb.emb.weight".into(), vec![8, 32]),
+    ];
+    let mut conv = |conv: String, norm: String, [outputs, inputs, side]: [usize; 3]| {
+        shapes.push((format!("encoder.patch_embed.backbone.{conv}.weight"), vec![outputs, inputs, side, side]));
+        let both = ["weight", "bias"].map(|kind| format!("encoder.patch_embed.backbone.{norm}.{kind}"));
+        shapes.extend(both.map(|name| (name, vec![outputs])));
+    };
+    conv("stem.conv".into(), "stem.norm".into(), [64, 1, 7]);
+    for (stage, [inputs, inner, outputs]) in [[64, 64, 256], [256, 128, 512], [512, 256, 1024]].into_iter().enumerate()
+    {
+        let at = |name: &str| format!("stages.{stage}.blocks.0.{name}");
+        conv(at("downsample.conv"), at("downsample.norm"), [outputs, inputs, 1]);
+        conv(at("conv1"), at("norm1"), [inner, inputs, 1]);
+        conv(at("conv2"), at("norm2"), [inner, inner, 3]);
+        conv(at("conv3"), at("norm3"), [outputs, inner, 1]);
+    }
+    let mut linear = |name: &str, shape: &[usize], bias: bool| {
+        shapes.push((format!("{name}.weight"), shape.to_vec()));
+        shapes.extend(bias.then(|| (format!("{name}.bias"), vec![shape[0]])));
+    };
+    for norm in ["encoder.blocks.0.norm1", "encoder.blocks.0.norm2", "encoder.norm", "decoder.net.norm"] {
+        linear(norm, &[32], true);
+    }
+    linear("encoder.blocks.0.attn.qkv", &[96, 32], true);
+    linear("encoder.blocks.0.attn.proj", &[32, 32], true);
+    linear("encoder.blocks.0.mlp.fc1", &[128, 32], true);
+    linear("encoder.blocks.0.mlp.fc2", &[32, 128], true);
+    linear("decoder.net.to_logits", &[6, 32], true);
+    let layers = "decoder.net.attn_layers.layers";
+    for part in 0..3 {
+        linear(&format!("{layers}.{part}.0"), &[32], true);
+    }
+    for part in 0..2 {
+        for projection in ["q", "k", "v"] {
+            linear(&format!("{layers}.{part}.1.to_{projection}"), &[128, 32], false);
+        }
+        linear(&format!("{layers}.{part}.1.to_out.0"), &[64, 128], true);
+    }
+    linear(&format!("{layers}.2.1.net.0.proj"), &[256, 32], true);
+    linear(&format!("{layers}.2.1.net.2"), &[32, 128], true);
+    shapes.sort();
+    shapes
+}
+
+/// A folder as pix2tex has it, with these values of each tensor.
+fn pix2tex(values: impl Fn(usize, &str, usize) -> Vec<f32>) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    };
+    let settings = "channels: 1\ndim: 32\nheads: 2\nencoder_depth: 1\nnum_layers: 1\nbackbone_layers:\n- 1\n- 1\n- 1\n\
+        max_height: 32\nmax_width: 96\npatch_size: 16 # pixels\nmax_seq_len: 8\nnum_tokens: 6\n\
+        decoder_args:\n  cross_attend: true\n  attn_on_attn: true\n  ff_glu: true\n  use_scalenorm: false\n";
+    write("settings/config.yaml", settings.as_bytes());
+    let special = |id: usize, name: &str| {
+        format!(
+            r#"{{"id":{id},"special":true,"content":"{name}","single_word":false,"lstrip":false,"rstrip":false,
+                "normalized":false}}"#
+        )
+    };
+    let specials = ["[PAD]", "[BOS]", "[EOS]"].into_iter().enumerate().map(|(id, name)| special(id, name));
+    let tokens = format!(
+        r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[{}],"normalizer":null,
+            "pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true}},
+            "post_processor":null,"decoder":null,"model":{{"dropout":null,"unk_token":null,
+            "continuing_subword_prefix":null,"end_of_word_suffix":null,"fuse_unk":false,
+            "vocab":{{"[PAD]":0,"[BOS]":1,"[EOS]":2,"x":3,"y":4,"Ġ":5}},"merges":[]}}}}"#,
+        specials.collect::<Vec<_>>().join(",")
+    );
+    write("dataset/tokenizer.json", tokens.as_bytes());
+    let strides =
+        |shape: &[usize]| (1..=shape.len()).map(|axis| shape[axis..].iter().product()).collect::<Vec<usize>>();
+    let shapes = pix2tex_shapes();
+    let files = shapes.iter().enumerate().map(|(at, (name, shape))| values(at, name, shape.iter().product()));
+    let files: Vec<Vec<f32>> = files.collect();
+    let entry = |(at, (name, shape)): (usize, &(String, Vec<usize>))| -> (String, Vec<u8>) {
+        (name.clone(), tensor(&at.to_string(), shape, &strides(shape)))
+    };
+    let entries: Vec<(String, Vec<u8>)> = shapes.iter().enumerate().map(entry).collect();
+    let named: Vec<(&str, Vec<u8>)> = entries.iter().map(|(name, entry)| (name.as_str(), entry.clone())).collect();
+    write("checkpoints/weights.pth", &checkpoint(&named, files));
+    folder
+}
+
+/// The numbers of a tensor: `dev/pix2tex.py` gives the original's code the same.
+fn sines(at: usize, _: &str, len: usize) -> Vec<f32> {
+    (0..len).map(|i| (0.5 * (0.7 * i as f64 + at as f64).sin()) as f32).collect()
+}
+
+fn drawn_by_a_formula(width: usize, height: usize) -> Image {
+    let point = |at: usize| if (7 * (at % width) + 13 * (at / width)) % 11 < 2 { 0 } else { 255 };
+    Image::new(width, height, 1, (0..width * height).map(point).collect()).unwrap()
+}
+
+#[test]
+fn pix2tex_writes_what_its_own_code_writes() {
+    let folder = pix2tex(sines);
+    assert_eq!(kind(folder.path()).unwrap(), "describe");
+    let inspected = Inspection::of(folder.path()).unwrap();
+    assert!(inspected.misfits.is_empty(), "{:?}", inspected.misfits);
+    let describer = Describer::open(folder.path()).unwrap();
+    let machine = Machine::new(1);
+    let images = [drawn_by_a_formula(70, 30), drawn_by_a_formula(20, 30), drawn_by_a_formula(70, 30)];
+    let found = describer.describe(&images, &Search::greedy(), &machine).unwrap();
+    assert_eq!((&found[0][0].text[..], &found[0]), ("yyyyyyy", &found[2]));
+    assert!((found[0][0].log_probability + 0.92439).abs() < 2e-4, "{}", found[0][0].log_probability);
+    // An image of another size has other places, and the class token is none of them.
+    for (image, grid) in images.iter().zip([[2, 6], [2, 2]]) {
+        let looked = describer.look_at(image, &found[0][0].tokens[..1], &machine).unwrap();
+        assert_eq!((looked.grid, looked.weights[0].len()), (grid, grid[0] * grid[1]));
+    }
+    // What was read is a model of ours, and stays the same when it is saved.
+    let saved = tempfile::tempdir().unwrap();
+    describer.save(saved.path(), Storage::F32).unwrap();
+    let again = Describer::open(saved.path()).unwrap();
+    assert_eq!(again.describe(&images, &Search::greedy(), &machine).unwrap(), found);
+}
+
+#[test]
+fn the_scale_and_the_mean_of_a_standardized_convolution_do_not_matter() {
+    let moved = |at: usize, name: &str, len: usize| {
+        let change = |x: f32| if name.contains("backbone") && name.contains("conv") { 3.0 * x + 0.25 } else { x };
+        sines(at, name, len).into_iter().map(change).collect()
+    };
+    let image = [drawn_by_a_formula(50, 20)];
+    let [one, other] = [pix2tex(sines), pix2tex(moved)].map(|folder| {
+        let describer = Describer::open(folder.path()).unwrap();
+        describer.describe(&image, &Search::greedy(), &Machine::new(1)).unwrap()[0][0].log_probability
+    });
+    assert!((one - other).abs() < 2e-3 * one.abs().max(1.0), "{one}, {other}");
 }

@@ -1,7 +1,8 @@
 //! One layer of a Transformer: self-attention, cross-attention in a decoder, feed-forward, each with its norm and
 //! residual connection.
 
-use super::{AttentionConfig, Builder, FeedForward, FeedKind, KvCache, Linear, MultiHead, Norm, NormKind};
+use super::multi_head::OutputMap;
+use super::{AttentionConfig, Builder, FeedForward, FeedKind, KvCache, MultiHead, Norm, NormKind};
 use crate::float::Float;
 use crate::ops::rotary::Angles;
 use crate::tape::{Tape, Var};
@@ -102,13 +103,13 @@ impl Block {
         Ok(Block { self_attn, self_norm, cross, feed, feed_norm, norm: *norm, dropout: *dropout })
     }
 
-    /// `x + dropout(output(sublayer(x)))`, with the norm before or after. `output` is the sublayer's last linear layer:
-    /// on a device, the residual is added by its product.
+    /// `x + dropout(output(sublayer(x)))`, with the norm before or after. `output` is the sublayer's last map: on a
+    /// device, the residual is added by its product.
     fn add<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
         x: Var<T>,
-        (norm, output): (&Norm, Linear),
+        (norm, output): (&Norm, OutputMap),
         sublayer: impl FnOnce(&mut Tape<'_, T>, &Var<T>) -> qkv::Result<Var<T>>,
     ) -> qkv::Result<Var<T>> {
         match self.norm {
@@ -126,14 +127,14 @@ impl Block {
         }
     }
 
-    /// Norm and last linear layer of self-attention.
-    fn own(&self) -> (&Norm, Linear) {
+    /// Norm and last map of self-attention.
+    fn own(&self) -> (&Norm, OutputMap) {
         (&self.self_norm, self.self_attn.output())
     }
 
-    /// Norm and last linear layer of the feed-forward sublayer.
-    fn last(&self) -> (&Norm, Linear) {
-        (&self.feed_norm, self.feed.output())
+    /// Norm and last map of the feed-forward sublayer.
+    fn last(&self) -> (&Norm, OutputMap) {
+        (&self.feed_norm, OutputMap::plain(self.feed.output()))
     }
 
     /// All tokens at once: `x [B, N, C]`, of which the first `lengths[b]` are no padding, rotated by `angles` where

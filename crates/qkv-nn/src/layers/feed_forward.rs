@@ -2,7 +2,7 @@
 
 use super::{Builder, Linear};
 use crate::float::Float;
-use crate::loops::Activation;
+use crate::loops::{Activation, Gate};
 use crate::tape::{Tape, Var};
 use serde::{Deserialize, Serialize};
 
@@ -20,16 +20,28 @@ pub enum FeedKind {
     /// SwiGLU: `silu(W_g x) · W₁ x` (Shazeer 2020, arXiv:2002.05202).
     #[serde(rename = "swiglu")]
     SwiGlu,
+    /// GEGLU: `gelu(W_g x) · W₁ x`, of the same paper.
+    #[serde(rename = "geglu")]
+    GeGlu,
 }
 
 impl FeedKind {
-    /// The activation of one linear layer; none for SwiGLU, which needs two.
+    /// What its gate goes through, where it has one.
+    pub fn gate(self) -> Option<Gate> {
+        match self {
+            FeedKind::Relu | FeedKind::Gelu | FeedKind::GeluTanh => None,
+            FeedKind::SwiGlu => Some(Gate::Silu),
+            FeedKind::GeGlu => Some(Gate::Gelu),
+        }
+    }
+
+    /// The activation of one linear layer; none where there is a gate, which needs two.
     pub fn activation(self) -> Activation {
         match self {
             FeedKind::Relu => Activation::Relu,
             FeedKind::Gelu => Activation::Gelu,
             FeedKind::GeluTanh => Activation::GeluTanh,
-            FeedKind::SwiGlu => Activation::None,
+            FeedKind::SwiGlu | FeedKind::GeGlu => Activation::None,
         }
     }
 }
@@ -38,14 +50,14 @@ impl FeedKind {
 #[derive(Clone, Copy, Debug)]
 pub struct FeedForward {
     fc1: Linear,
-    gate: Option<Linear>,
+    gate: Option<(Linear, Gate)>,
     fc2: Linear,
     activation: Activation,
     dropout: f64,
 }
 
 impl FeedForward {
-    /// From `width` to `inner` and back. Parameters: `fc1`, `fc2`, and `gate` for SwiGLU.
+    /// From `width` to `inner` and back. Parameters: `fc1`, `fc2`, and `gate` where it has one.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         width: usize,
@@ -55,7 +67,7 @@ impl FeedForward {
         dropout: f64,
     ) -> Self {
         let fc1 = Linear::new(&mut at.at("fc1"), width, inner, bias);
-        let gate = (kind == FeedKind::SwiGlu).then(|| Linear::new(&mut at.at("gate"), width, inner, bias));
+        let gate = kind.gate().map(|gate| (Linear::new(&mut at.at("gate"), width, inner, bias), gate));
         let fc2 = Linear::new(&mut at.at("fc2"), inner, width, bias);
         // What an activation leaves has few large elements, and their scale rounds the others.
         at.round_finely(fc2.weight);
@@ -77,9 +89,9 @@ impl FeedForward {
     pub(super) fn inner<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>) -> Var<T> {
         match self.gate {
             None => self.fc1.activated(tape, x, self.activation, self.dropout),
-            Some(gate) => {
+            Some((gate, of)) => {
                 let [gate, up] = tape.linear_together(x, [gate, self.fc1].map(|layer| (layer.weight, layer.bias)));
-                let inner = tape.swiglu(&gate, &up);
+                let inner = tape.gated(&gate, &up, of);
                 tape.dropout(inner, self.dropout)
             }
         }

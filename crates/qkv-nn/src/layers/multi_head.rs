@@ -4,6 +4,7 @@
 use super::{Builder, KvCache, Linear};
 use crate::float::Float;
 use crate::heads::Heads;
+use crate::loops::Gate;
 use crate::ops::attention::AttendOptions;
 use crate::ops::guide::Guide;
 use crate::ops::rotary::Angles;
@@ -29,6 +30,9 @@ pub struct AttentionConfig {
     pub bias: bool,
     /// Whether the output projection has one.
     pub out_bias: bool,
+    /// Whether a second output projection is the gate of the first: attention on attention (Huang et al. 2019,
+    /// arXiv:1908.06954), without the query.
+    pub gated: bool,
     /// Weight of the entropy penalty: see [`AttendOptions::entropy`].
     pub entropy: f64,
     /// Guidance towards the diagonal, in training.
@@ -36,9 +40,41 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
-    /// With all biases, head width `C / Hq`, no penalty and no guide.
+    /// With all biases, head width `C / Hq`, no gate, no penalty and no guide.
     pub fn new(attention: Attention, heads: Heads) -> Self {
-        AttentionConfig { attention, heads, head_width: None, bias: true, out_bias: true, entropy: 0.0, guide: None }
+        let (head_width, bias, out_bias, gated, entropy, guide) = (None, true, true, false, 0.0, None);
+        AttentionConfig { attention, heads, head_width, bias, out_bias, gated, entropy, guide }
+    }
+}
+
+/// The last map of a sublayer: a linear layer, perhaps with a second one as its gate.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OutputMap {
+    linear: Linear,
+    gate: Option<Linear>,
+}
+
+impl OutputMap {
+    /// Without a gate.
+    pub fn plain(linear: Linear) -> OutputMap {
+        OutputMap { linear, gate: None }
+    }
+
+    /// `W x + b`, times the sigmoid of the gate where there is one.
+    fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>) -> Var<T> {
+        let Some(gate) = self.gate else { return self.linear.forward(tape, x) };
+        let both = [self.linear, gate].map(|linear| (linear.weight, linear.bias));
+        let [y, gate] = tape.linear_together(x, both);
+        tape.gated(&gate, &y, Gate::Sigmoid)
+    }
+
+    /// `residual + dropout(`[`forward`](OutputMap::forward)`(x))`.
+    pub fn added<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>, residual: &Var<T>, dropout: f64) -> Var<T> {
+        if self.gate.is_none() {
+            return self.linear.added(tape, x, residual, dropout);
+        }
+        let y = self.forward(tape, x);
+        tape.residual(residual, y, dropout)
     }
 }
 
@@ -48,7 +84,7 @@ pub struct MultiHead {
     q: Linear,
     k: Linear,
     v: Linear,
-    out: Linear,
+    out: OutputMap,
     parameters: ScoreParameters,
     config: AttentionConfig,
     head_width: usize,
@@ -71,7 +107,8 @@ pub(super) fn check(attention: &Attention) -> qkv::Result<()> {
 }
 
 impl MultiHead {
-    /// For rows of `width`. Parameters: `q_proj`, `k_proj`, `v_proj`, `out_proj`, and those of the score.
+    /// For rows of `width`. Parameters: `q_proj`, `k_proj`, `v_proj`, `out_proj`, `out_gate`, and those of the
+    /// score.
     ///
     /// # Errors
     /// Where the heads do not divide the width, or the description needs data that a layer does not have.
@@ -86,13 +123,16 @@ impl MultiHead {
             expected: format!("a divisor of the width, {width}"),
         })?;
         let linear = |at: &mut Builder<'_, T>, name: &str, inputs, outputs| {
-            let bias = if name == "out_proj" { config.out_bias } else { config.bias };
+            let bias = if name.starts_with("out") { config.out_bias } else { config.bias };
             Linear::new(&mut at.at(name), inputs, outputs, bias)
         };
         let q = linear(at, "q_proj", width, query * head_width);
         let k = linear(at, "k_proj", width, key * head_width);
         let v = linear(at, "v_proj", width, key * head_width);
-        let out = linear(at, "out_proj", query * head_width, width);
+        let out = OutputMap {
+            linear: linear(at, "out_proj", query * head_width, width),
+            gate: config.gated.then(|| linear(at, "out_gate", query * head_width, width)),
+        };
         let attention = &config.attention;
         let parameters = ScoreParameters {
             w: (attention.score == Score::General)
@@ -132,7 +172,7 @@ impl MultiHead {
     }
 
     /// The output projection.
-    pub(super) fn output(&self) -> Linear {
+    pub(super) fn output(&self) -> OutputMap {
         self.out
     }
 

@@ -7,18 +7,20 @@
 mod activation;
 mod cross_entropy;
 mod dropout;
+mod gated;
 mod group_norm;
 mod gru;
 mod norm;
 mod optimizer;
 mod rotary;
 mod sums;
-mod swiglu;
 
 pub use activation::Activation;
 pub(crate) use activation::{Activate, ActivationGradient};
 pub(crate) use cross_entropy::{CrossEntropyRow, RowLoss};
 pub(crate) use dropout::ApplyDropout;
+pub use gated::Gate;
+pub(crate) use gated::{Gated, GatedGradient};
 pub(crate) use group_norm::{GroupNorm, GroupNormGradient};
 pub(crate) use gru::{GruCell, GruCellGradient};
 pub(crate) use norm::{LayerNorm, LayerNormGradient, RmsNorm, RmsNormGradient};
@@ -27,7 +29,6 @@ use qkv_simd::Isa;
 use qkv_simd::pass::{self, Pass};
 pub(crate) use rotary::Rotate;
 pub(crate) use sums::{AddAssign, AddColumns};
-pub(crate) use swiglu::{SwiGlu, SwiGluGradient};
 
 /// Accumulators of a sum: enough to vectorize it, in an order that does not depend on the instruction set.
 const LANES: usize = 16;
@@ -103,6 +104,6 @@ loops![
     RmsNorm,
     RmsNormGradient,
     Rotate,
-    SwiGlu,
-    SwiGluGradient,
+    Gated,
+    GatedGradient,
 ];

@@ -89,6 +89,8 @@ struct AttentionBackward<T: Float> {
     out: SavedOutput<T>,
     /// Gradient of each row's entropy, `[B, Hq, N]`.
     d_entropy: Option<Vec<T>>,
+    /// Where choices are rewarded: the sequences whose choices were drawn, and the step of the first query.
+    drawn: Option<(Vec<bool>, usize)>,
     /// Filled in where the attention is captured.
     gates: Option<HeadGates>,
 }
@@ -203,6 +205,32 @@ impl<T: Float> Tape<'_, T> {
         center: Option<&Var<T>>,
         options: &AttendOptions<'_>,
     ) -> qkv::Result<Var<T>> {
+        let &[batch, length, _] = q.shape() else { panic!("attention takes [B, L, H·D], not {:?}", q.shape()) };
+        let Some(drawn) = self.drawn(batch, options) else {
+            return self.attend_once(q, k, v, center, options, None);
+        };
+        let chosen = self.attend_once(q, k, v, center, options, Some((drawn.clone(), options.start)))?;
+        if drawn.iter().all(|&drawn| drawn) {
+            return Ok(chosen);
+        }
+        let soft = options.attention.clone().select(Select::Soft);
+        let options = AttendOptions { attention: &soft, label: "", entropy: 0.0, ..*options };
+        let expected = self.attend_once(q, k, v, center, &options, None)?;
+        let row = |at: usize| Some(if drawn[at / length] { at } else { batch * length + at });
+        let rows: Vec<_> = (0..batch * length).map(row).collect();
+        Ok(self.gather(&[&chosen, &expected], &rows, [batch, length]))
+    }
+
+    /// One call, perhaps with choices that are rewarded.
+    fn attend_once(
+        &mut self,
+        q: &Var<T>,
+        k: &Var<T>,
+        v: &Var<T>,
+        center: Option<&Var<T>>,
+        options: &AttendOptions<'_>,
+        drawn: Option<(Vec<bool>, usize)>,
+    ) -> qkv::Result<Var<T>> {
         let mut call = self.save_call(q, &k.value, &v.value, center, options);
         if let Some(lsh) = call.attention.mask.lsh_buckets() {
             let (q, k) = (split_heads(&call.q, options.heads.query), split_heads(&call.k, options.heads.key));
@@ -218,7 +246,7 @@ impl<T: Float> Tape<'_, T> {
         if let Some(operations) = self.machine.cuda().filter(|_| !capture)
             && let Some((values, out)) = self.attend_on_device(operations, &call, depends)?
         {
-            return Ok(self.record_attention(values, depends, call, slots, SavedOutput::OnDevice(out)));
+            return Ok(self.record_attention(values, depends, call, slots, SavedOutput::OnDevice(out), drawn));
         }
         let inputs = call.inputs(self.parameters);
         if call.attention.select == Select::Soft && !capture && !call.attention.entropy {
@@ -226,7 +254,7 @@ impl<T: Float> Tape<'_, T> {
             let mut values = Tensor::unwritten(self.pool, &[batch, length, heads * d]); // (B, N, Hq·Dv)
             let lse = self.softmax_into(&call.attention, inputs, Pass::Forward, values.data_mut())?;
             let out = SavedOutput::Softmax { values: values.clone(), lse };
-            return Ok(self.record_attention(values, depends, call, slots, out));
+            return Ok(self.record_attention(values, depends, call, slots, out, None));
         }
         let out = call.attention.forward_with(inputs, &self.scratch, self.machine.threads())?;
         let values = merge_heads(self.pool, self.machine, &out.values);
@@ -240,7 +268,7 @@ impl<T: Float> Tape<'_, T> {
         });
         let [q, k, v, center] = slots;
         let (slots, out) = ([q, k, v], SavedOutput::Any(Box::new(out)));
-        Ok(self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, gates }))
+        Ok(self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, drawn, gates }))
     }
 
     /// Records a call without a penalty that nobody looks at. `slots` are those of queries, keys, values and center.
@@ -251,10 +279,11 @@ impl<T: Float> Tape<'_, T> {
         call: SavedCall<T>,
         [q, k, v, center]: [Option<usize>; 4],
         out: SavedOutput<T>,
+        drawn: Option<(Vec<bool>, usize)>,
     ) -> Var<T> {
         let (slots, d_entropy, gates) = ([q, k, v], None, None);
         let call = Arc::new(call);
-        self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, gates })
+        self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, drawn, gates })
     }
 
     /// Adds the mean entropy of the rows that are no padding to the penalty; returns its gradient, `[B, Hq, N]`.
@@ -327,6 +356,12 @@ struct CallGradients<T: Float> {
 }
 
 impl<T: Float> AttentionBackward<T> {
+    /// The gradient of the log-probability of each choice, `[B, Hq, N]`, where choices are rewarded.
+    fn d_log_prob<U: Float>(&self, context: &BackwardContext<'_, T>) -> Option<Vec<U>> {
+        let ((drawn, start), rewards) = self.drawn.as_ref().zip(context.rewards)?;
+        Some(rewards.gradients(drawn, self.call.heads.query, self.call.q.shape()[1], *start))
+    }
+
     /// Of a softmax: the engine reads and writes the tape's memory.
     fn of_softmax(
         &self,
@@ -432,6 +467,11 @@ impl<T: Float> Backward<T> for AttentionBackward<T> {
                 }
                 let d_out = match &self.d_entropy {
                     Some(d_entropy) => d_out.entropy(d_entropy),
+                    None => d_out,
+                };
+                let d_log_prob = self.d_log_prob::<T>(context);
+                let d_out = match &d_log_prob {
+                    Some(d_log_prob) => d_out.log_prob(d_log_prob),
                     None => d_out,
                 };
                 self.of_any(out, d_out, context)

@@ -125,12 +125,38 @@ impl<T: Float> Tape<'_, T> {
     /// # Panics
     /// Where the shapes do not fit, or a class is beyond the vocabulary.
     pub fn cross_entropy(&mut self, x: &Var<T>, w: Param, b: Option<Param>, target: Target<'_>) -> PendingLoss {
+        self.cross_entropy_into(x, w, b, target, None)
+    }
+
+    /// The same, and the log-likelihood of the target of each row; 0 of those that are ignored.
+    ///
+    /// # Panics
+    /// As [`cross_entropy`](Tape::cross_entropy).
+    pub fn cross_entropy_of_rows(
+        &mut self,
+        x: &Var<T>,
+        w: Param,
+        b: Option<Param>,
+        target: Target<'_>,
+    ) -> (PendingLoss, Vec<f64>) {
+        let mut rows = vec![0.0; target.ids.len()];
+        (self.cross_entropy_into(x, w, b, target, Some(&mut rows)), rows)
+    }
+
+    fn cross_entropy_into(
+        &mut self,
+        x: &Var<T>,
+        w: Param,
+        b: Option<Param>,
+        target: Target<'_>,
+        mut log_likelihoods: Option<&mut [f64]>,
+    ) -> PendingLoss {
         let &[classes, width] = self.parameters.shape(w) else { panic!("`{}` is no matrix", self.parameters.name(w)) };
         assert_eq!((x.value.rows(), x.value.width()), (target.ids.len(), width), "a class for each row");
         let counted: Vec<usize> = (0..target.ids.len()).filter(|&r| Some(target.ids[r]) != target.ignore).collect();
         assert!(counted.iter().all(|&r| (target.ids[r] as usize) < classes), "a class beyond the {classes} there are");
         if let Some(operations) = self.machine.cuda() {
-            return self.cross_entropy_on_cuda(operations, x, [classes, width], w, b, target);
+            return self.cross_entropy_on_cuda(operations, x, [classes, width], w, b, target, log_likelihoods);
         }
         let (weight, bias) = (self.parameters.get(w), b.map(|b| self.parameters.get(b)));
         let (training, smoothing, scale) = (self.is_training(), target.smoothing, target.scale);
@@ -154,7 +180,10 @@ impl<T: Float> Tape<'_, T> {
                 let id = target.ids[r] as usize;
                 self.machine.run(CrossEntropyRow { scores, bias, id, smoothing, scale, gradient: training, loss });
             });
-            for row in &losses[..count] {
+            for (row, &r) in losses.iter().zip(rows) {
+                if let Some(all) = &mut log_likelihoods {
+                    all[r] = -row.nll;
+                }
                 loss.smoothed += row.smoothed;
                 loss.nll += row.nll;
                 loss.right += usize::from(row.right);
@@ -178,6 +207,7 @@ impl<T: Float> Tape<'_, T> {
         loss.into()
     }
 
+    #[allow(clippy::too_many_arguments)] // What a loss has.
     fn cross_entropy_on_cuda(
         &mut self,
         operations: &Operations,
@@ -186,6 +216,7 @@ impl<T: Float> Tape<'_, T> {
         w: Param,
         b: Option<Param>,
         target: Target<'_>,
+        mut log_likelihoods: Option<&mut [f64]>,
     ) -> PendingLoss {
         let rows = target.ids.len();
         let weight = self.parameters.rounded_array(w, operations);
@@ -209,7 +240,13 @@ impl<T: Float> Tape<'_, T> {
                 operations.product_strided(&logits, stride, Factor::new(&input), Factor::transposed(&weight), sizes);
             }
             let (smoothing, bias) = (target.smoothing as f32, bias.as_ref());
-            operations.cross_entropy(&logits, bias, &ids, classes, target.ignore, smoothing, scale, &totals);
+            let losses =
+                operations.cross_entropy(&logits, bias, &ids, classes, target.ignore, smoothing, scale, &totals);
+            if let Some(all) = &mut log_likelihoods {
+                let losses = operations.fetch(&losses).read::<f32>();
+                let each = all[first..first + count].iter_mut().zip(losses.chunks_exact(4));
+                each.for_each(|(to, loss)| *to = -f64::from(loss[1]));
+            }
             let Some(gradients) = self.gradients.as_deref_mut() else { continue };
             if let Some(sum) = b.and_then(|b| gradients.array(b, operations)) {
                 operations.add_column_sums(&logits, &sum, [count, stride]);

@@ -6,8 +6,8 @@ use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
 use qkv_nn::layers::{AttentionPool, Builder};
 use qkv_nn::{
-    Activation, Angles, AttendOptions, Gradients, Heads, Init, Machine, Parameters, Pool, Positions, ScoreParameters,
-    Tape, Target, Tensor, Var, Windows,
+    Activation, Angles, AttendOptions, Gate, Gradients, Heads, Init, Machine, Parameters, Pool, Positions,
+    ScoreParameters, Tape, Target, Tensor, Var, Windows,
 };
 use std::io::Write;
 use std::sync::OnceLock;
@@ -303,12 +303,14 @@ fn rotary_scores_depend_on_the_distance_alone() {
 }
 
 #[test]
-fn a_gate() {
+fn gates() {
     let p = parameters(&[]);
-    check("gate", &p, &[numbers(&[3, 70], 1), numbers(&[3, 70], 2)], &|tape, x| {
-        let y = tape.swiglu(&x[0], &x[1]);
-        (Some(tape.swiglu(&y, &x[0])), 0.0)
-    });
+    for of in [Gate::Silu, Gate::Gelu, Gate::Sigmoid] {
+        check("gate", &p, &[numbers(&[3, 70], 1), numbers(&[3, 70], 2)], &|tape, x| {
+            let y = tape.gated(&x[0], &x[1], of);
+            (Some(tape.gated(&y, &x[0], of)), 0.0)
+        });
+    }
 }
 
 #[test]

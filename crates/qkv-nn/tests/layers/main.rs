@@ -5,6 +5,7 @@ mod golden;
 mod gradients;
 mod images;
 mod packed;
+mod reinforce;
 mod speech;
 mod threads;
 mod tuning;

@@ -7,15 +7,17 @@ use crate::layers::KvCache;
 use crate::parameters::Param;
 use crate::tape::{BackwardContext, Tape};
 use crate::tensor::Tensor;
-use qkv::{Attention, Mask, Select};
-use qkv_cuda::operations::{AdditiveCall, Array, AttentionCall, AttentionOutput, Kind, Operations};
+use qkv::{Attention, Choice, Mask, Select};
+use qkv_cuda::operations::{
+    AdditiveCall, AdditiveChoice, AdditiveOutput, Array, AttentionCall, AttentionOutput, Kind, Operations,
+};
 
 /// What the backward pass reads.
 pub(super) enum DeviceOutput<T: Float> {
     /// Of a softmax: the values `[B, N, Hq·Dv]` and the log-sum-exp `[B, Hq, N]`.
     Softmax { call: Box<AttentionCall>, values: Tensor<T>, lse: Tensor<T> },
-    /// Of additive attention: the weights `[B, N, M]`.
-    Additive { call: Box<AdditiveCall>, weights: Tensor<T> },
+    /// Of additive attention.
+    Additive { call: Box<AdditiveCall>, out: AdditiveOutput },
 }
 
 impl<T: Float> Tape<'_, T> {
@@ -36,20 +38,26 @@ impl<T: Float> Tape<'_, T> {
             return Ok(Some((values.clone(), DeviceOutput::Softmax { call, values, lse })));
         }
         let Some(call) = self.additive_call(operations, call) else { return Ok(None) };
-        let [b, n, m, _, c] = call.sizes;
-        let [values, weights] = operations.additive_attention(&call);
-        let values = Tensor::on_device(operations, values, &[b, n, c]); // (B, N, C)
-        let weights = Tensor::on_device(operations, weights, &[b, n, m]);
-        Ok(Some((values, DeviceOutput::Additive { call: Box::new(call), weights })))
+        let [b, n, _, _, c] = call.sizes;
+        let out = operations.additive_attention(&call);
+        let values = Tensor::on_device(operations, out.values.clone(), &[b, n, c]); // (B, N, C)
+        Ok(Some((values, DeviceOutput::Additive { call: Box::new(call), out })))
     }
 
-    /// An additive attention of one head over padded sequences, without anything on top, on a device.
+    /// An additive attention of one head over padded sequences, soft or hard, without anything on top, on a device.
     fn additive_call(&self, operations: &Operations, call: &SavedCall<T>) -> Option<AdditiveCall> {
         let v = call.parameters.v?;
         let padded = call.key_lengths.is_some();
         let mask = if padded { Mask::full() & Mask::lengths() } else { Mask::full() };
         let mut plain = Attention::additive().mask(mask);
         plain.place = call.attention.place;
+        let choice = match call.attention.select {
+            Select::Hard(Choice { straight_through, .. }) => Some(AdditiveChoice { seed: call.seed, straight_through }),
+            _ => None,
+        };
+        if choice.is_some() {
+            plain.select = call.attention.select;
+        }
         let one_head = call.heads == Heads { query: 1, key: 1 };
         if call.attention != plain || !one_head || call.center.is_some() {
             return None;
@@ -60,7 +68,8 @@ impl<T: Float> Tape<'_, T> {
             operations.upload(Kind::U32, &lengths, "lengths")
         });
         let [q, k, values] = [&call.q, &call.k, &call.v].map(|x| x.array(operations));
-        Some(AdditiveCall { q, k, values, v: self.parameters.array(v, operations), lengths, sizes: [b, n, m, a, c] })
+        let (v, sizes) = (self.parameters.array(v, operations), [b, n, m, a, c]);
+        Some(AdditiveCall { q, k, values, v, lengths, sizes, choice })
     }
 
     /// A softmax over dot products on a device, with the numbers of keys and the positions there; `None` where only the
@@ -175,10 +184,12 @@ impl<T: Float> AttentionBackward<T> {
                 let out = AttentionOutput { values: values.array(operations), lse: lse.array(operations) };
                 self.softmax_backward(operations, call, &out, upstream, context);
             }
-            DeviceOutput::Additive { call, weights } => {
+            DeviceOutput::Additive { call, out } => {
                 let sum = self.call.parameters.v.and_then(|v| context.gradients.array(v, operations));
-                let (weights, d_out) = (weights.array(operations), upstream.array(operations));
-                let found = operations.additive_gradients(call, &weights, &d_out, sum.as_ref());
+                let d_out = upstream.array(operations);
+                let d_log_prob = self.d_log_prob::<f32>(context);
+                let d_log_prob = d_log_prob.map(|d| operations.upload(Kind::F32, &d, "gradients of choices"));
+                let found = operations.additive_gradients(call, out, &d_out, d_log_prob.as_ref(), sum.as_ref());
                 self.add_rows(operations, found, context);
             }
         }

@@ -26,6 +26,6 @@ impl<T: Float> Tape<'_, T> {
         let inputs = call.inputs(self.parameters);
         let out = with.forward(*length, &call.attention, inputs, self.machine.threads())?;
         let values = merge_heads(self.pool, self.machine, &out.values);
-        Ok(self.record_attention(values, depends, call, slots, SavedOutput::Any(Box::new(out))))
+        Ok(self.record_attention(values, depends, call, slots, SavedOutput::Any(Box::new(out)), None))
     }
 }
