@@ -278,7 +278,8 @@ pub(crate) struct ImageEncoder {
 }
 
 impl ImageEncoder {
-    /// Adds its parameters: those of its stem, `patches`, `class_token`, `positions`, `embedding_norm`, `layers.N`, `norm`.
+    /// Adds its parameters: those of its stem, `patches`, `class_token`, `positions`, `embedding_norm`, `layers.N` and
+    /// `norm`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &ImageEncoderConfig, widths: Widths) -> Result<ImageEncoder> {
         config.check()?;
         widths.check()?;

@@ -345,8 +345,8 @@ impl<T: Float> Parameters<T> {
         Some(entry.packed.get_or_init(|| Arc::new(PackedMatrix::new(&entry.data, width))))
     }
 
-    /// Rows that this matrix is multiplied with in 8 bits are rounded in two parts from now on: for products whose error
-    /// weighs most, those of activations with a few large elements, and logits.
+    /// Rows that this matrix is multiplied with in 8 bits are rounded in two parts from now on: for products whose
+    /// error weighs most, those of activations with a few large elements, and logits.
     pub fn round_finely(&mut self, param: Param) {
         self.entries[param.0].is_fine = true;
     }

@@ -4,8 +4,8 @@
 
 use crate::context::SharedContext;
 use crate::float::Float;
-use crate::ops::reinforce::Reinforce;
 use crate::parameters::Param;
+use crate::rewards::Reinforce;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 

@@ -18,7 +18,7 @@ pub(crate) fn permitted() -> bool {
     features & AMX_BF16 != 0 && features & AMX_TILE != 0 && granted()
 }
 
-/// Whether its tiles multiply bytes, too. Asked once: in a virtual machine the instruction takes microseconds.
+/// Whether its tiles multiply bytes, too. Queried once: in a virtual machine the instruction takes microseconds.
 pub(crate) fn has_int8() -> bool {
     const AMX_INT8: u32 = 1 << 25;
     static FOUND: OnceLock<bool> = OnceLock::new();

@@ -223,8 +223,8 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
             let mut x = self.x.as_ptr().add(row * width + depth.start);
             let mut w = self.matrix.panels.as_ptr().add((panel * width + depth.start) * LANES);
             let mut sums = [[V::splat(0.0); PANELS]; ROWS];
-            // Sums go through memory before and after the loop, in loops so small that they are unrolled: others would
-            // keep the sums in memory within it.
+            // Totals go through memory before and after the loop, in loops so small that they are unrolled: others
+            // would keep the sums in memory within it.
             let mut lanes = [[[0.0f32; LANES]; PANELS]; ROWS];
             if depth.start > 0 {
                 for (r, lanes) in lanes.iter_mut().enumerate() {

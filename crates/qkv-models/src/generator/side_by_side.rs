@@ -1,6 +1,6 @@
 //! Texts that are generated side by side; one that ends makes place for the next prompt. A GPU counts the positions of
-//! all sequences and takes their likeliest tokens, so a step of decoding is one CUDA graph, whatever the positions. On a
-//! CPU every matrix is read once for all texts, and each has a cache of its own.
+//! all sequences and takes their likeliest tokens, so a step of decoding is one CUDA graph, whatever the positions. On
+//! a CPU every matrix is read once for all texts, and each has a cache of its own.
 
 use super::{Context, Finish, Generated, Generation, Generator, StreamDecoder};
 use crate::gpt::{CountedState, GptState};

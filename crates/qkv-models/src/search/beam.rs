@@ -162,21 +162,17 @@ fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: 
             penalize(&mut copy, &prefix.tokens, search.repetition_penalty);
             forbid_repeats(&mut copy, &prefix.tokens, search.no_repeat);
         }
-<<<<<<< HEAD
-        let scores = if adjusted { &copy } else { scores };
-        let found = survey(isa, scores, if search.sample.is_some() { 0 } else { 2 * search.beam });
+        // What is never written keeps its part of the probability: the others have what the model gives them.
+        let most = if search.sample.is_some() { 0 } else { 2 * search.beam + search.never.len() };
+        let found = survey(isa, if adjusted { &copy } else { scores }, most);
         if !found.is_finite && !adjusted {
             return None;
         }
         let total = f64::from(found.log_sum_exp);
-=======
-        // What is never written keeps its part of the probability: the others have what the model gives them.
-        let total = f64::from(log_sum_exp(isa, if adjusted { &copy } else { scores }));
         for &token in search.never.iter().filter(|&&token| (token as usize) < vocab_size) {
             copy[token as usize] = f32::NEG_INFINITY;
         }
         let scores = if adjusted || hidden { &copy } else { scores };
->>>>>>> a08ef0d (qkv describe reads pix2tex, and hard attention is trained by REINFORCE)
         let candidate = |token: u32| {
             let log_probability = prefix.log_probability + f64::from(scores[token as usize]) - total;
             Candidate { prefix: row, token, log_probability }
@@ -186,7 +182,8 @@ fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: 
             all.extend(draw(scores, sampling, place).map(candidate));
             continue;
         }
-        all.extend(found.best.into_iter().map(|(token, _)| candidate(token)));
+        let written = found.best.into_iter().map(|(token, _)| token).filter(|token| !search.never.contains(token));
+        all.extend(written.take(2 * search.beam).map(candidate));
         if shared {
             break; // all prefixes are still empty
         }

@@ -147,7 +147,7 @@ fn formulas_of_several_sizes_are_learned_with_a_resnet() {
     let folder = tempfile::tempdir().unwrap();
     let mut lines = String::new();
     let line = |width: usize, name: &str| {
-        let points = (0..width * 20).map(|at| if at % width % 5 == 0 { 0 } else { 255 }).collect();
+        let points = (0..width * 20).map(|at| if (at % width).is_multiple_of(5) { 0 } else { 255 }).collect();
         super::images::write_grey(&folder.path().join(name), width, 20, points);
     };
     for (name, width, text) in [("a.png", 20, "short"), ("b.png", 50, "a longer one"), ("c.png", 60, "the longest")] {

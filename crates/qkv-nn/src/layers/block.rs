@@ -261,8 +261,8 @@ impl Block {
         self.step_over(tape, x, own.as_mut().expect("made by `caches`"), other.as_ref(), lengths, angles)
     }
 
-    /// Decodes the next token of each of several sequences, `x [B, 1, C]`, every one with a cache of its own and rotated
-    /// by the angles of its position, in a decoder without an encoder. For inference.
+    /// Decodes the next token of each of several sequences, `x [B, 1, C]`, every one with a cache of its own and
+    /// rotated by the angles of its position, in a decoder without an encoder. For inference.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -277,8 +277,8 @@ impl Block {
         self.add(tape, x, self.last(), |tape, x| Ok(self.feed.inner(tape, x)))
     }
 
-    /// The same as [`step`](Block::step) with the two caches apart. All sequences attend to `memory` where it has one sequence, which is then
-    /// read once for all of them.
+    /// The same as [`step`](Block::step) with the two caches apart. All sequences attend to `memory` where it has one
+    /// sequence, which is then read once for all of them.
     ///
     /// # Errors
     /// As [`Tape::attend`].

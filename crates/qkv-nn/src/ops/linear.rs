@@ -317,7 +317,8 @@ impl<T: Float> Tape<'_, T> {
         }
     }
 
-    /// `y = x Wᵀ` from packed matrices, in inference, finished where each has a finish and its form in memory allows it.
+    /// `y = x Wᵀ` from packed matrices, in inference, finished where each has a finish and its form in memory allows
+    /// it.
     fn packed_products(
         &self,
         x: &Var<T>,

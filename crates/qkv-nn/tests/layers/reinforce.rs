@@ -1,5 +1,5 @@
-//! The gradient of sampled hard attention is an unbiased estimate: its mean over many draws is the gradient of the exact
-//! expectation, which a model of two steps and three places can enumerate.
+//! The gradient of sampled hard attention is an unbiased estimate: its mean over many draws is the gradient of the
+//! exact expectation, which a model of two steps and three places can enumerate.
 
 use super::gradients::{numbers, parameters};
 use qkv::Attention;

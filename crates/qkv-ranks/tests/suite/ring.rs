@@ -68,8 +68,8 @@ fn distance(found: &[f64], truth: &[f64]) -> (f64, f64) {
 }
 
 /// Holds rings of several sizes to the definition: at most three times as far from it as one process, and some
-/// roundings of the largest number. Each rank that a row's log-sum-exp has passed rounded it once, and the weights of the
-/// backward pass are off by what that lost. Returns how many cases a ring knows.
+/// roundings of the largest number. Each rank that a row's log-sum-exp has passed rounded it once, and the weights of
+/// the backward pass are off by what that lost. Returns how many cases a ring knows.
 fn hold<T>(cases: Vec<Case>) -> usize
 where
     T: Element + Number,

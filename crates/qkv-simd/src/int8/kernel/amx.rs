@@ -24,12 +24,12 @@ pub(super) fn takes(job: &Job<'_>) -> bool {
 
 /// The sums of two by two tiles.
 #[repr(C, align(64))]
-struct Sums([[[i32; LANES]; SIDE]; 4]);
+struct TileTotals([[[i32; LANES]; SIDE]; 4]);
 
 /// Runs a job that it [`takes`].
 pub(super) unsafe fn run(job: &Job<'_>) {
     let _tiles = Tiles::new();
-    let mut sums = Sums([[[0; LANES]; SIDE]; 4]);
+    let mut sums = TileTotals([[[0; LANES]; SIDE]; 4]);
     let panel_bytes = job.x.row / 4 * LINE;
     for panel in job.panels.clone().step_by(2) {
         // With an odd number of panels the last one is computed twice.
@@ -59,7 +59,7 @@ pub(super) unsafe fn run(job: &Job<'_>) {
     }
 }
 
-unsafe fn two_by_two(sums: &mut Sums, left: [*const i8; 2], columns: [*const u8; 2], each: usize) {
+unsafe fn two_by_two(sums: &mut TileTotals, left: [*const i8; 2], columns: [*const u8; 2], each: usize) {
     asm!(
         "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
         "2:",
@@ -86,7 +86,7 @@ unsafe fn two_by_two(sums: &mut Sums, left: [*const i8; 2], columns: [*const u8;
     );
 }
 
-unsafe fn one_by_two(sums: &mut Sums, left: *const i8, columns: [*const u8; 2], each: usize) {
+unsafe fn one_by_two(sums: &mut TileTotals, left: *const i8, columns: [*const u8; 2], each: usize) {
     asm!(
         "tilezero tmm0", "tilezero tmm1",
         "2:",
