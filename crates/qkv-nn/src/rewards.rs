@@ -9,7 +9,8 @@ pub struct Reinforce {
     pub weight: f64,
     /// The share of sequences whose attention is soft instead.
     pub expected: f64,
-    /// The log-likelihood of a target that is to be expected, a mean of those before: see [`Tape::reward`](crate::Tape::reward).
+    /// The log-likelihood of a target that is to be expected, a mean of those before: see
+    /// [`Tape::reward`](crate::Tape::reward).
     pub baseline: f64,
 }
 
