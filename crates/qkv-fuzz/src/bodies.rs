@@ -11,6 +11,7 @@ use qkv_models::files::safetensors::Reader;
 use qkv_models::files::tensors::TensorFile;
 use qkv_models::files::tfjs::TfjsModel;
 use qkv_models::files::torch::TorchFile;
+use qkv_models::files::yaml;
 use qkv_models::image::{Image, idx};
 use qkv_models::text::corpus::Corpus;
 use qkv_models::text::tokenizer::Tokenizer;
@@ -172,6 +173,21 @@ pub fn torch(bytes: &[u8]) -> String {
                 Ok(values)
             };
             file.names().map(|name| outcome(read(name))).collect::<Vec<_>>().join(", ")
+        }
+    }
+}
+
+/// The YAML of settings.
+pub fn yaml(bytes: &[u8]) -> String {
+    let Ok(text) = std::str::from_utf8(bytes) else { return "not UTF-8".into() };
+    match yaml::parse(text) {
+        Err((line, what)) => {
+            assert!((1..=text.lines().count()).contains(&line), "line {line}");
+            what
+        }
+        Ok(found) => {
+            assert!(found.is_object());
+            "right".into()
         }
     }
 }

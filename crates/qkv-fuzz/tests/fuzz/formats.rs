@@ -269,6 +269,14 @@ fn checkpoints_of_pytorch() {
 }
 
 #[test]
+fn settings_in_yaml() {
+    assert!(seeds::yaml().iter().all(|bytes| bodies::yaml(bytes) == "right"));
+    let words = &["- ", ": ", ":\n", "  ", "\t", "# ", "---", "'", "\"", "[", "&a", "~", "1e999", "true"];
+    let target = Target { name: "yaml", shape: Shape::Text, seeds: seeds::yaml(), words };
+    fuzz(&target, bodies::yaml);
+}
+
+#[test]
 fn webp_images() {
     let words = &["RIFF", "WEBP", "VP8 ", "VP8L", "VP8X", "ALPH", "ANMF", "EXIF"];
     let target = Target { name: "webp", shape: Shape::Binary, seeds: seeds::webp(), words };

@@ -102,7 +102,8 @@ fn scalar(text: &str, line: usize) -> Result<Value, (usize, String)> {
             return inner.map(|inner| Value::String(inner.to_owned())).ok_or((line, "its quotes do not match".into()));
         }
     }
-    if text.starts_with(['[', '{', '&', '*', '!', '|', '>', '%', '@', '`']) {
+    let is_nested = text.contains(": ") || text.ends_with(':');
+    if is_nested || text.starts_with(['[', '{', '&', '*', '!', '|', '>', '%', '@', '`']) {
         return Err((line, format!("`{text}` is no plain value")));
     }
     let number = |text: &str| text.parse().ok().filter(|x: &f64| x.is_finite()).and_then(serde_json::Number::from_f64);

@@ -216,8 +216,10 @@ fn letters_stand_against_seconds() {
     browser.until("document.activeElement.id === 'text'");
     browser.eval("document.querySelector('#text').value = ''");
     browser.write("fed");
+    // The line is built anew with the run that it asks for.
+    browser.eval("document.querySelector('#text').dataset.old = '1'");
     browser.press("Enter");
-    browser.until("location.hash.includes('text=fed') && document.querySelector('#output')");
+    browser.until("location.hash.includes('text=fed') && !document.querySelector('#text').dataset.old");
     browser.is_content();
     browser.press("/");
     browser.until("document.activeElement.id === 'text'");

@@ -63,6 +63,11 @@ pub fn recipes() -> Vec<Vec<u8>> {
     [recipe(), encoder.into(), gpt.into(), "train.lr=3e-4\nmodel.kind=gpt".into()].map(String::into_bytes).to_vec()
 }
 
+pub fn yaml() -> Vec<Vec<u8>> {
+    let nested = "---\nname: 'a: b' # told\nsizes:\n- 2\n- 3.5\nmore:\n  deep:\n    - x\n  flag: True\nnone:\n";
+    [nested, "heads: 8\n", ""].map(|text| text.as_bytes().to_vec()).to_vec()
+}
+
 /// Zlib with nothing packed.
 fn zlib(data: &[u8]) -> Vec<u8> {
     let (a, b) =
