@@ -9,7 +9,7 @@ mod kernel;
 
 use crate::finish::Finish;
 use crate::isa::Isa;
-use crate::pass::{self, Pass};
+use crate::pass::{self, MAGIC, Pass};
 use crate::team::Team;
 use kernel::{Dots, Job};
 
@@ -29,8 +29,6 @@ const SHIFT: i32 = 128;
 const MAX_WIDTH: usize = 1 << 15;
 /// Below this a row counts as zeros: the inverse of its scale would overflow.
 const SMALLEST: f32 = 1e-30;
-/// 1.5 · 2²³: adding it rounds to a whole number, which the low bits then hold.
-const MAGIC: f32 = 12_582_912.0;
 
 /// A matrix `W [O, I]` rounded to 8 bits and packed for `x · Wᵀ`.
 ///

@@ -2,7 +2,7 @@
 //! instruction set, and not at the optimization level of whoever searches.
 
 use crate::isa::Isa;
-use crate::pass::{self, Pass, Smooth};
+use crate::pass::{self, Pass, Smooth, reduced_exponential};
 use std::cmp::Ordering;
 
 /// Lanes of every reduction, so that a result has the same bits on every instruction set.
@@ -141,22 +141,11 @@ fn take(best: &mut Vec<(u32, f32)>, count: usize, least: f32, first: usize, logi
 /// The exponential of a number that is not above 0; 0 below −87.3.
 #[inline(always)]
 fn exponential_below_zero(x: f32) -> f32 {
-    let shifted = x * std::f32::consts::LOG2_E + MAGIC;
-    let k = shifted - MAGIC;
-    let r = (x - k * 0.693_359_4) + k * 2.121_944_4e-4; // ln 2 in two parts
-    let mut y = 0.001_381_454f32;
-    y = y * r + 0.008_368_745;
-    y = y * r + 0.041_668_39;
-    y = y * r + 0.166_665_2;
-    y = y * r + 0.499_999_93;
-    y = (y * r) * r + r + 1.0;
+    let (y, shifted) = reduced_exponential(x);
     // Times 2ᵏ: the low bits of the shifted number are k, and move to the exponent.
     let y = f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23));
     if x < -87.3 { 0.0 } else { y }
 }
-
-/// 1.5 · 2²³: adding it rounds to a whole number, which the low bits then hold.
-const MAGIC: f32 = 12_582_912.0;
 
 struct LogSumExp<'a>(&'a [f32]);
 

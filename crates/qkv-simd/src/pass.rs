@@ -75,20 +75,27 @@ pub trait Smooth: Real {
     fn error_function(self) -> Self;
 }
 
+/// 1.5 · 2²³: adding it rounds a number to a whole one, which the low bits then hold.
+pub(crate) const MAGIC: f32 = 12_582_912.0;
+
+/// `eʳ` of `x = k·ln 2 + r`, and `k + MAGIC`.
+#[inline(always)]
+pub(crate) fn reduced_exponential(x: f32) -> (f32, f32) {
+    let shifted = x * std::f32::consts::LOG2_E + MAGIC;
+    let k = shifted - MAGIC;
+    let r = (x - k * 0.693_359_4) + k * 2.121_944_4e-4; // ln 2 in two parts
+    let mut y = 0.001_381_454f32;
+    y = y * r + 0.008_368_745;
+    y = y * r + 0.041_668_39;
+    y = y * r + 0.166_665_2;
+    y = y * r + 0.499_999_93;
+    ((y * r) * r + r + 1.0, shifted)
+}
+
 impl Smooth for f32 {
     #[inline(always)]
     fn exponential(self) -> f32 {
-        const MAGIC: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds to a whole number
-        let x = self.clamp(-88.0, 88.7);
-        let shifted = x * std::f32::consts::LOG2_E + MAGIC;
-        let k = shifted - MAGIC;
-        let r = (x - k * 0.693_359_4) + k * 2.121_944_4e-4; // ln 2 in two parts
-        let mut y = 0.001_381_454f32;
-        y = y * r + 0.008_368_745;
-        y = y * r + 0.041_668_39;
-        y = y * r + 0.166_665_2;
-        y = y * r + 0.499_999_93;
-        y = (y * r) * r + r + 1.0;
+        let (y, shifted) = reduced_exponential(self.clamp(-88.0, 88.7));
         // 2ᵏ as two factors, so that neither overflows or underflows.
         let whole = shifted.to_bits().wrapping_sub(MAGIC.to_bits()) as i32;
         let half = whole >> 1;

@@ -11,7 +11,7 @@ mod rounding;
 mod words;
 
 use crate::isa::Isa;
-use crate::pass::{self, Pass};
+use crate::pass::{self, MAGIC, Pass};
 use crate::team::Team;
 use half::f16;
 use kernel::{Job, VectorRef, code_bytes};
@@ -299,8 +299,6 @@ struct Round<'a> {
 const LARGEST: f32 = 32767.0;
 /// Below this a block counts as zeros: the inverse of its scale would overflow.
 const SMALLEST: f32 = 1e-30;
-/// 1.5 · 2²³: adding it rounds to a whole number, which the low bits then hold.
-const MAGIC: f32 = 12_582_912.0;
 
 impl Pass for Round<'_> {
     type Output = ();

@@ -1,5 +1,6 @@
 //! All integration tests of the crate in one binary: models and kernels are linked once.
 
+mod archive;
 mod audio;
 mod checkpoints;
 mod gguf;

@@ -143,7 +143,8 @@ pub(crate) fn notes() -> String {
      and values that decoding reads. `of peak` is the fraction of the measured peak of multiply-adds (of AMX for bf16,\n  \
      where the CPU has it), or for decoding of memory bandwidth, whichever is the bottleneck.\n  \
      `formula ms` is softmax(QKᵀ)·V with all N × M scores stored, on the same matrix product; f32 forward, up to 1 GiB.\n  \
-     `of copies`, with `--scaling`, is the throughput of calls on T threads over that of T copies on one thread each.\n  \
+     `of copies`, with `--scaling`, is the throughput of calls on T threads over that of T copies of the call, each\n  \
+     on one thread.\n  \
      `ratio` is PyTorch's time over ours: the best call of each side per round, the median over rounds.\n"
         .into()
 }

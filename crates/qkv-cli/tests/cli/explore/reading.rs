@@ -184,8 +184,8 @@ fn letters_stand_against_seconds() {
     train(
         folder.path(),
         "name = 'tiny'\n[data]\ntones = 4\ndev_tones = 2\n[tokenizer]\nkind = 'characters'\n[model]\nkind = 'voice'\n\
-         d_model = 16\nffn_dim = 16\nheads = 2\nencoder_layers = 1\ndecoder_layers = 1\nmax_steps = 30\n[train]\nsteps = 4\n\
-         tokens = 100\nlongest = 100\nmetric = 'loss'\nvalidate = 4\nsave = 4\n",
+         d_model = 16\nffn_dim = 16\nheads = 2\nencoder_layers = 1\ndecoder_layers = 1\nmax_steps = 30\n\
+         [train]\nsteps = 4\ntokens = 100\nlongest = 100\nmetric = 'loss'\nvalidate = 4\nsave = 4\n",
     );
     let model = folder.path().join("m").display().to_string();
     let serving = Serving::start(&["--model", &model, "abc"]);

@@ -1,5 +1,7 @@
 //! Files that are right, made by the library itself where it writes the format, and by hand where it only reads it.
 
+#[path = "../../../../qkv-models/tests/suite/archive.rs"]
+mod archive;
 mod gguf;
 
 pub use gguf::gguf;
@@ -155,25 +157,7 @@ pub fn torch() -> Vec<Vec<u8>> {
     };
     let inner = [b"}(".to_vec(), text("b"), tensor(&[2, 2], &[1, 2]), b"u".to_vec()].concat();
     let pickle = [b"\x80\x02}(".to_vec(), text("a"), tensor(&[4], &[1]), text("model"), inner, b"u.".to_vec()].concat();
-    vec![zip(&[("a/data.pkl", &pickle), ("a/data/0", &[0; 16])])]
-}
-
-/// An archive without compression.
-fn zip(files: &[(&str, &[u8])]) -> Vec<u8> {
-    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
-    for (name, data) in files {
-        let (place, size) = (bytes.len() as u32, data.len() as u32);
-        let sizes = [0, size, size].map(u32::to_le_bytes).concat();
-        let names = [name.len() as u16, 0].map(u16::to_le_bytes).concat();
-        bytes.extend([&b"PK\x03\x04"[..], &[0; 10], &sizes, &names, name.as_bytes(), data].concat());
-        let entry = [&b"PK\x01\x02"[..], &[0; 12], &sizes, &names, &[0; 10], &place.to_le_bytes(), name.as_bytes()];
-        directory.extend(entry.concat());
-    }
-    let (place, count) = (bytes.len() as u32, (files.len() as u16).to_le_bytes());
-    bytes.extend(&directory);
-    let sizes = [directory.len() as u32, place].map(u32::to_le_bytes).concat();
-    bytes.extend([&b"PK\x05\x06"[..], &[0; 4], &count, &count, &sizes, &[0; 2]].concat());
-    bytes
+    vec![archive::zip(&[("a/data.pkl".into(), pickle), ("a/data/0".into(), vec![0; 16])])]
 }
 
 /// Lossy and lossless.
