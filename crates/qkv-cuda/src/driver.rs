@@ -40,6 +40,17 @@ pub(crate) trait Module: Send + Sync + Debug + Any {
     fn any(&self) -> &dyn Any;
 }
 
+/// The most bytes of a copy that is taken later.
+pub(crate) const LATER_BYTES: usize = 64;
+
+/// Refuses to copy more than [`LATER_BYTES`] later.
+pub(crate) fn check_later(bytes: usize) -> Result<()> {
+    if bytes > LATER_BYTES {
+        return Err(Error::memory("copy", "of more bytes than a slot has"));
+    }
+    Ok(())
+}
+
 /// Bytes on their way to the host.
 pub(crate) trait PendingCopy: Send + Sync + Debug {
     /// Waits for them, and not for what was put on the stream after them.
@@ -54,7 +65,7 @@ pub(crate) trait Driver: Send + Sync + Debug {
     fn write(&self, to: u64, from: &[u8], stream: Stream) -> Result<()>;
     /// Copies to the host, after everything on the stream.
     fn read(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<()>;
-    /// Begins a copy of a few bytes to the host, after what is on the stream now.
+    /// Begins a copy of at most [`LATER_BYTES`] to the host, after what is on the stream now.
     fn read_later(&self, from: u64, bytes: usize, stream: Stream) -> Result<Box<dyn PendingCopy>>;
     /// Copies within the device.
     fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()>;

@@ -2,7 +2,7 @@
 //! thread into a fiber. For tests on machines without a GPU. TMA and Hopper's kernels are not emulated.
 
 use crate::device::{Device, Stream};
-use crate::driver::{Driver, Kernel, Module, PendingCopy, Source, TensorMap};
+use crate::driver::{Driver, Kernel, Module, PendingCopy, Source, TensorMap, check_later};
 use crate::error::{Error, Result};
 use crate::matmul::Matmul;
 use crate::program::EMULATION_HEADER;
@@ -156,6 +156,7 @@ impl Driver for EmulatedDriver {
     }
 
     fn read_later(&self, from: u64, bytes: usize, stream: Stream) -> Result<Box<dyn PendingCopy>> {
+        check_later(bytes)?;
         let mut copy = vec![0; bytes];
         self.read(&mut copy, from, stream)?;
         Ok(Box::new(Copied(copy)))

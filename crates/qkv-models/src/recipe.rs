@@ -359,6 +359,7 @@ impl Recipe {
             ("train.expected", train.expected),
             ("train.average", train.average),
             ("train.word_dropout", train.word_dropout),
+            ("train.bpe_dropout", train.bpe_dropout),
         ];
         for (name, found) in shares {
             if !(0.0..1.0).contains(&found) {

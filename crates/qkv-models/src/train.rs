@@ -34,6 +34,7 @@ mod gradient_sum;
 mod image_data;
 mod lock;
 mod optimizer_shard;
+mod pair_data;
 mod picture_data;
 mod plan;
 mod saving;
@@ -535,8 +536,10 @@ impl Run {
                 let (epoch, batch) = (self.progress.epoch as u32, self.progress.batch as u32);
                 self.progress.batch += 1;
                 let draws = crate::draws::Draws::new(self.recipe.seed, [AUGMENTATION, epoch, batch]);
-                let Training { word_dropout: words, shift, mirror, erase, mixup, zoom, color, .. } = self.recipe.train;
-                let how = Augmentation { draws, words, shift, mirror, erase, mixup, zoom, color };
+                let Training {
+                    word_dropout: words, bpe_dropout: merges, shift, mirror, erase, mixup, zoom, color, ..
+                } = self.recipe.train;
+                let how = Augmentation { draws, words, merges, shift, mirror, erase, mixup, zoom, color };
                 return Ok(self.data.batch(entries, how));
             }
             (self.progress.epoch, self.progress.batch) = (self.progress.epoch + 1, 0);

@@ -3,15 +3,12 @@
 
 use super::{PushedContext, check, handle};
 use crate::device::Stream;
-use crate::driver::PendingCopy;
-use crate::error::{Error, Result};
+use crate::driver::{LATER_BYTES, PendingCopy, check_later};
+use crate::error::Result;
 use crate::libcuda::LibCuda;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// The most bytes of one.
-const SLOT_BYTES: usize = 64;
 
 /// Page-locked memory for one copy, and the event that follows it, as addresses. Both live as long as the process.
 #[derive(Debug)]
@@ -33,7 +30,7 @@ impl Slots {
         let (mut memory, mut event) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: each writes one pointer.
         unsafe {
-            check((cuda.allocate_pinned)(&mut memory, SLOT_BYTES))?;
+            check((cuda.allocate_pinned)(&mut memory, LATER_BYTES))?;
             check((cuda.create_event)(&mut event, 0))?;
         }
         Ok(Slot { memory: memory as usize, event: event as usize })
@@ -62,7 +59,7 @@ pub(super) struct SmallCopy {
 }
 
 impl SmallCopy {
-    /// Begins a copy of at most [`SLOT_BYTES`], with the device's context current.
+    /// Begins a copy of at most [`LATER_BYTES`], with the device's context current.
     pub fn begin(
         (cuda, context): (&'static LibCuda, usize),
         slots: &Slots,
@@ -70,9 +67,7 @@ impl SmallCopy {
         bytes: usize,
         stream: Stream,
     ) -> Result<SmallCopy> {
-        if bytes > SLOT_BYTES {
-            return Err(Error::memory("copy", "of more bytes than a slot has"));
-        }
+        check_later(bytes)?;
         let slot = slots.take(cuda)?;
         let check = |code| check(cuda, code, || format!("copying {bytes} bytes to the host"));
         // SAFETY: the source is as large, and no other copy uses the slot.

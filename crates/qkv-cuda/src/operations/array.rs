@@ -327,10 +327,7 @@ impl Operations {
     pub fn upload_activations(&self, data: &[f32]) -> Array {
         match self.activation_kind() {
             Kind::F32 => self.upload(Kind::F32, data, "activations"),
-            kind => {
-                let rounded: Vec<bf16> = data.iter().map(|&x| bf16::from_f32(x)).collect();
-                self.upload(kind, &rounded, "activations")
-            }
+            kind => self.upload(kind, &rounded(data), "activations"),
         }
     }
 
@@ -360,7 +357,7 @@ impl Operations {
         data
     }
 
-    /// Begins to copy a few numbers to the host, as they are after the work so far. Reading them later waits for that
+    /// Begins to copy a few numbers, at most 64 bytes, to the host, as they are after the work so far. Reading them later waits for that
     /// work alone, so that the host can be a step ahead of the device.
     pub fn fetch(&self, array: &Array) -> Fetched {
         let copy = match self.failed() {
@@ -418,6 +415,30 @@ impl Operations {
         self.copy(&copy, array);
         copy
     }
+}
+
+/// Numbers that one thread rounds before another is worth starting.
+const ROUNDED_ALONE: usize = 1 << 20;
+/// Threads that round; more do not read memory faster.
+const ROUNDING_THREADS: usize = 8;
+
+/// Numbers rounded to bf16, by several threads where they are many.
+fn rounded(data: &[f32]) -> Vec<bf16> {
+    let mut rounded = vec![bf16::ZERO; data.len()];
+    let round = |to: &mut [bf16], from: &[f32]| {
+        to.iter_mut().zip(from).for_each(|(to, &from)| *to = bf16::from_f32(from));
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(ROUNDING_THREADS);
+    let each = data.len().div_ceil(threads).max(ROUNDED_ALONE);
+    std::thread::scope(|scope| {
+        let mut parts = rounded.chunks_mut(each).zip(data.chunks(each));
+        let first = parts.next();
+        for (to, from) in parts {
+            scope.spawn(move || round(to, from));
+        }
+        first.into_iter().for_each(|(to, from)| round(to, from));
+    });
+    rounded
 }
 
 /// Numbers on their way to the host: see [`Operations::fetch`].

@@ -37,8 +37,12 @@ pub struct Training {
     pub reinforce: f64,
     /// Share of sequences whose hard attention is soft instead while it is trained so.
     pub expected: f64,
-    /// Fraction of words replaced by UNK during training, for documents.
+    /// Fraction of words replaced by UNK during training, of documents and of pairs: there in the source and in what
+    /// the decoder reads (Sennrich et al. 2016, arXiv:1606.02891).
     pub word_dropout: f64,
+    /// Probability that a merge is left out when pairs are tokenized for a batch: BPE-dropout (Provilkov et al. 2020,
+    /// arXiv:1910.13267).
+    pub bpe_dropout: f64,
     /// Maximum random shift of training images with a class or captions, in pixels.
     pub shift: usize,
     /// Whether training images are mirrored at random: left and right, and those with boxes also up and down.
@@ -100,6 +104,7 @@ impl Default for Training {
             reinforce: 1.0,
             expected: 0.5,
             word_dropout: 0.0,
+            bpe_dropout: 0.0,
             shift: 0,
             mirror: false,
             erase: 0.0,

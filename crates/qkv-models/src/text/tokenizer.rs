@@ -3,6 +3,7 @@
 //! checks of hostile files are in `checks`, display of tokens in [`pieces`].
 
 mod checks;
+pub(crate) mod merges;
 mod of_gguf;
 pub mod pieces;
 pub mod training;

@@ -12,6 +12,8 @@ pub(super) struct Augmentation {
     pub draws: Draws,
     /// Fraction of words replaced by UNK.
     pub words: f64,
+    /// Fraction of BPE merges left out.
+    pub merges: f64,
     /// Maximum shift of images, in pixels.
     pub shift: usize,
     /// Whether images are mirrored.
@@ -170,7 +172,7 @@ mod tests {
 
     fn augmentation(zoom: f64, mirror: bool, color: f64) -> Augmentation {
         let draws = Draws::new(7, [1, 1, 1]);
-        Augmentation { draws, words: 0.0, shift: 0, mirror, erase: 0.0, mixup: 0.0, zoom, color }
+        Augmentation { draws, words: 0.0, merges: 0.0, shift: 0, mirror, erase: 0.0, mixup: 0.0, zoom, color }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::augmentation::Augmentation;
 use super::image_data::{ClassedImages, ImageData};
+use super::pair_data::PairData;
 use super::picture_data::{PictureBatch, PictureData};
 use super::voice_data::VoiceData;
 use crate::architecture::Architecture;
@@ -215,18 +216,6 @@ impl TokenizedTexts {
     }
 }
 
-/// Pairs of sentences.
-pub(super) struct PairData {
-    /// Source and target tokens of each training pair.
-    train: Vec<(Vec<u32>, Vec<u32>)>,
-    /// Their lengths, special tokens included.
-    lengths: Vec<Lengths>,
-    /// Validation pairs.
-    pub dev: Vec<Pair>,
-    batching: Batching,
-    specials: SpecialTokens,
-}
-
 /// A text; each row of a batch starts anywhere in it.
 pub(super) struct TextStream {
     train: Vec<u32>,
@@ -332,18 +321,10 @@ impl Dataset {
         };
         let texts = || train.iter().flat_map(|pair| [&pair.source, &pair.target]);
         let tokenizer = found(recipe, tokenizer, texts)?;
-        let train: Vec<_> =
-            train.iter().map(|pair| (tokenizer.encode(&pair.source), tokenizer.encode(&pair.target))).collect();
         // A decoder-only model reads both sides as one sequence.
         let one = matches!(model, Architecture::Gpt(_));
-        let lengths = |(source, target): &(Vec<u32>, Vec<u32>)| {
-            let (source, target) = (source.len() + 1, target.len() + 1);
-            Lengths { source, target: if one { source + target } else { target } }
-        };
-        let lengths = train.iter().map(lengths).collect();
-        let batching = Batching { tokens: recipe.train.tokens, longest: recipe.train.longest };
-        let specials = SpecialTokens::of(&tokenizer);
-        Ok((Dataset::Pairs(PairData { train, lengths, dev, batching, specials }), tokenizer))
+        let pairs = PairData::new(recipe, &tokenizer, &train, dev, one)?;
+        Ok((Dataset::Pairs(pairs), tokenizer))
     }
 
     fn text(recipe: &Recipe, tokenizer: Option<Tokenizer>, train: &Path, dev: &Path) -> Result<(Self, Tokenizer)> {
@@ -490,13 +471,7 @@ impl Dataset {
                 let row = |&at: &usize| text.example(&text.stream.train[at..][..text.row()], &mut augmentation.draws);
                 TrainBatch::Examples(Examples(entries.iter().map(row).collect()))
             }
-            Dataset::Pairs(pairs) => {
-                let sides = entries.iter().map(|&at| {
-                    let (source, target) = &pairs.train[at];
-                    (&source[..], &target[..])
-                });
-                TrainBatch::Text(Batch::new(sides, pairs.specials))
-            }
+            Dataset::Pairs(pairs) => TrainBatch::Text(pairs.batch(entries, augmentation)),
             Dataset::Text(TextStream { train, block, .. }) => {
                 TrainBatch::Text(Batch::of_text(entries.iter().map(|&at| &train[at..at + block + 1])))
             }

@@ -243,7 +243,7 @@ impl<T: Float> Tape<'_, T> {
             let losses =
                 operations.cross_entropy(&logits, bias, &ids, classes, target.ignore, smoothing, scale, &totals);
             if let Some(all) = &mut log_likelihoods {
-                let losses = operations.fetch(&losses).read::<f32>();
+                let losses = operations.read(&losses);
                 let each = all[first..first + count].iter_mut().zip(losses.chunks_exact(4));
                 each.for_each(|(to, loss)| *to = -f64::from(loss[1]));
             }

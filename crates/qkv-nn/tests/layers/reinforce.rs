@@ -174,3 +174,27 @@ fn half_of_the_sequences_take_the_expected_value() {
     assert!(agrees(&found, &both), "{found:?}\n{both:?}");
     assert!(!agrees(&found, &hard) && !agrees(&found, &soft));
 }
+
+/// The log-likelihood of every row comes back from a device, however many there are.
+#[test]
+fn a_device_says_how_likely_each_of_many_targets_was() {
+    let operations = match Cuda::emulated().and_then(|cuda| cuda.operations(Dtype::F32)) {
+        Ok(operations) => operations,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let p = parameters(&[&[CLASSES, WIDTH]]);
+    let ids: Vec<u32> = (0..70).map(|row| if row % 9 == 4 { IGNORED } else { row % 3 }).collect();
+    let of = |machine: &Machine| {
+        let (own, pool) = (p.rounded::<f64>(), Pool::new());
+        let mut gradients = Gradients::of(&own);
+        let mut tape = Tape::training(&own, &mut gradients, &pool, machine, 1);
+        let x = tape.constant(numbers(&[70, WIDTH], 5));
+        let target = Target { ids: &ids, ignore: Some(IGNORED), smoothing: 0.0, scale: 1.0 };
+        let (loss, rows) = tape.cross_entropy_of_rows(&x, own.find("p0").unwrap(), None, target);
+        assert!((loss.read().nll + rows.iter().sum::<f64>()).abs() < 1e-3);
+        rows
+    };
+    let (here, there) = (of(&Machine::new(1)), of(&Machine::new(1).on_cuda(operations)));
+    assert!(here.iter().zip(&there).all(|(a, b)| (a - b).abs() < 1e-5), "{here:?}\n{there:?}");
+    assert!(ids.iter().zip(&there).all(|(&id, &found)| (id == IGNORED) == (found == 0.0)), "{there:?}");
+}

@@ -134,3 +134,50 @@ fn misuse_is_told_as_misuse() {
     folder.qkv("train tiny.toml --quiet --log-format json").misused(&["`--quiet` cannot be used with `--log-format`"]);
     folder.qkv("train tiny.toml --resume --seed 3").misused(&["`--seed` cannot be used with `--resume`"]);
 }
+
+/// A recipe for pairs whose English has merges to leave out.
+const PAIRS: &str = "\
+name = 'pairs'
+[data]
+train = 'pairs.tsv'
+dev = 'pairs.tsv'
+[tokenizer]
+kind = 'bpe'
+size = 340
+[model]
+kind = 'transformer'
+d_model = 16
+ffn_dim = 32
+heads = 2
+encoder_layers = 1
+decoder_layers = 1
+[train]
+steps = 30
+tokens = 400
+bpe_dropout = 0.3
+word_dropout = 0.1
+save = 10
+validate = 30
+validate_sentences = 3
+";
+
+#[test]
+fn merges_and_words_that_are_left_out_are_the_same_after_a_pause() {
+    let folder = Folder::new();
+    folder.put("r.toml", PAIRS.as_bytes());
+    let pair = |at: usize| format!("好久不见 {at}\tlong time, no see, the longest of the long times {at}\n");
+    folder.put("pairs.tsv", (0..60).map(pair).collect::<String>().as_bytes());
+    folder.qkv("train r.toml --out parts --quiet --threads 2 --set train.steps=17").quietly();
+    folder.qkv("train --resume parts --quiet --threads 1 --set train.steps=30").quietly();
+    folder.qkv("train r.toml --out whole --quiet --threads 1").quietly();
+    let file = "checkpoints/00000030/weights.safetensors";
+    assert!(folder.bytes(&format!("parts/{file}")) == folder.bytes(&format!("whole/{file}")));
+    for without in ["bpe", "word"] {
+        folder.qkv(&format!("train r.toml --out {without} --quiet --set train.{without}_dropout=0")).quietly();
+        assert!(folder.bytes(&format!("{without}/{file}")) != folder.bytes(&format!("whole/{file}")), "{without}");
+    }
+    folder
+        .qkv("train r.toml --out c --set tokenizer.kind=\"words\"")
+        .fails(&["leaves out merges, and the tokenizer has none", "set `tokenizer.kind` to `bpe`"]);
+    folder.qkv("train r.toml --out d --set train.bpe_dropout=1").fails(&["`train.bpe_dropout` is 1"]);
+}
