@@ -55,7 +55,7 @@ use array::DeviceMemory;
 use attention::Plans;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A GPU that computes the operations of models. Clones share it.
@@ -79,6 +79,8 @@ struct Shared {
     bytes_written: AtomicU64,
     /// Counters of blocks, zero between launches.
     arrived: OnceLock<Array>,
+    /// Whether what is launched is recorded.
+    recording: AtomicBool,
 }
 
 impl fmt::Debug for Operations {
@@ -114,6 +116,7 @@ impl Cuda {
                 bytes_read: AtomicU64::new(0),
                 bytes_written: AtomicU64::new(0),
                 arrived: OnceLock::new(),
+                recording: AtomicBool::new(false),
             }),
         })
     }

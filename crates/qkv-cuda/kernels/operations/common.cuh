@@ -67,6 +67,13 @@ __device__ __forceinline__ void load_floats(const float* row, int col, int width
     }
 }
 
+// For kernels that `launch.rs` may launch before the launch before has ended: the next may start, and this one goes on
+// when the results of the one before are there.
+__device__ __forceinline__ void in_turn() {
+    launch_dependents();
+    wait_on_dependency();
+}
+
 // Items of eight columns, each by one thread: `row`, `col`.
 #define FOR_EIGHTS(rows, width)                                                                     \
     for (u32 item = blockIdx.x * blockDim.x + threadIdx.x, across = (u32(width) + EIGHT - 1) / EIGHT, \

@@ -14,6 +14,7 @@ __device__ __forceinline__ void turn(const T* from, T* to, u32 half, float cosin
 extern "C" __global__ void append_at(T* q, const T* k, const T* v, T* keys, T* values, const float* cosines,
                                      const float* sines, const u32* positions, u32 rows, u32 room, u32 half,
                                      u32 q_width, u32 k_width, u32 v_width) {
+    in_turn();
     u32 q_items = half ? q_width / 2 : 0, k_items = half ? k_width / 2 : k_width, all = q_items + k_items + v_width;
     FOR_EACH(rows * all) {
         u32 row = at / all, item = at % all, position = positions[row];
@@ -54,6 +55,7 @@ __device__ __forceinline__ Highest higher(const Highest& a, const Highest& b) {
 extern "C" __global__ void next_token(const T* logits, u32* ids, u32* positions, long long* places, int* lengths,
                                       int classes, u32 room) {
     __shared__ Highest of_warps[32];
+    in_turn();
     const T* row = logits + u64(blockIdx.x) * classes;
     Highest best = {0.0f, NONE};
     for (int col = threadIdx.x; col < classes; col += blockDim.x) {
@@ -94,30 +96,25 @@ __device__ __forceinline__ void add_products(const Eight& w, const T* x, int col
     }
 }
 
-// y[r, o] = Σᵢ x[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output, each
-// weight read once, x by way of shared memory. The order of a row's sum depends neither on the other rows nor on ROWS.
-// With a residual, one matrix, y += residual.
-template <int ROWS>
-__device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], const T* const (&bias)[3],
-                                         T* const (&y)[3], const T* residual, u32 rows, int inner,
-                                         const int (&outputs)[3]) {
+// sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, by a warp, x by way of shared memory: each weight is
+// read once. The order of a row's sum depends neither on the other rows nor on ROWS. Every thread of a block comes here,
+// also where its warp has nothing to sum.
+template <int ROWS, int N>
+__device__ __forceinline__ void warp_products(const T* x, const T* const (&weights)[N], bool is_there, u32 rows,
+                                              int inner, float (&sums)[N][ROWS]) {
     constexpr int TILE = STAGED / ROWS, STEP = 32 * EIGHT;
+    launch_dependents();
     __shared__ Words staged[STAGED * sizeof(T) / 16];
     const T* tile = (const T*)staged;
-    int first = threadIdx.x % 32 * EIGHT, output = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, which = 0;
-    if (output >= outputs[0]) output -= outputs[0], which = 1;
-    if (which == 1 && output >= outputs[1]) output -= outputs[1], which = 2;
-    int across = which == 0 ? outputs[0] : which == 1 ? outputs[1] : outputs[2];
-    bool is_there = output < across;
-    const T* weights = (which == 0 ? w[0] : which == 1 ? w[1] : w[2]) + u64(is_there ? output : 0) * inner;
-    const T* added = which == 0 ? bias[0] : which == 1 ? bias[1] : bias[2];
-    T* to = which == 0 ? y[0] : which == 1 ? y[1] : y[2];
-    // The first weights are on their way while x is staged.
-    Eight early[2] = {};
+    int first = threadIdx.x % 32 * EIGHT;
+    // The first weights are on their way while the launch before ends, and while x is staged.
+    Eight early[N][2] = {};
 #pragma unroll
-    for (int part = 0; part < 2; part++)
-        if (is_there && first + part * STEP < inner) early[part] = *(const Eight*)(weights + first + part * STEP);
-    float sums[ROWS] = {};
+    for (int part = 0; part < 2 * N; part++) {
+        int col = first + part % 2 * STEP;
+        if (is_there && col < inner) early[part / 2][part % 2] = *(const Eight*)(weights[part / 2] + col);
+    }
+    wait_on_dependency();
     for (int base = 0; base < inner; base += TILE) {
         int width = inner - base < TILE ? inner - base : TILE;
         __syncthreads();
@@ -132,23 +129,70 @@ __device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], con
         int col = first;
         if (base == 0) {
 #pragma unroll
-            for (int part = 0; part < 2; part++, col += STEP)
-                if (col < width) add_products(early[part], tile, col, width, sums);
+            for (int part = 0; part < 2; part++, col += STEP) {
+                if (col >= width) continue;
+#pragma unroll
+                for (int m = 0; m < N; m++) add_products(early[m][part], tile, col, width, sums[m]);
+            }
         }
         for (; col < width; col += STEP) {
-            Eight there = *(const Eight*)(weights + base + col);
-            add_products(there, tile, col, width, sums);
+#pragma unroll
+            for (int m = 0; m < N; m++)
+                add_products(*(const Eight*)(weights[m] + base + col), tile, col, width, sums[m]);
         }
     }
-    if (!is_there) return;
+#pragma unroll
+    for (int m = 0; m < N; m++)
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) sums[m][row] = warp_sum(sums[m][row]);
+}
+
+// y[r, o] = Σᵢ x[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output. With a
+// residual, one matrix, y += residual.
+template <int ROWS>
+__device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], const T* const (&bias)[3],
+                                         T* const (&y)[3], const T* residual, u32 rows, int inner,
+                                         const int (&outputs)[3]) {
+    int output = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, which = 0;
+    if (output >= outputs[0]) output -= outputs[0], which = 1;
+    if (which == 1 && output >= outputs[1]) output -= outputs[1], which = 2;
+    int across = which == 0 ? outputs[0] : which == 1 ? outputs[1] : outputs[2];
+    bool is_there = output < across;
+    const T* weights = (which == 0 ? w[0] : which == 1 ? w[1] : w[2]) + u64(is_there ? output : 0) * inner;
+    const T* added = which == 0 ? bias[0] : which == 1 ? bias[1] : bias[2];
+    T* to = which == 0 ? y[0] : which == 1 ? y[1] : y[2];
+    float sums[1][ROWS] = {};
+    warp_products<ROWS, 1>(x, {weights}, is_there, rows, inner, sums);
+    if (!is_there || threadIdx.x % 32 > 0) return;
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
-        float sum = warp_sum(sums[row]);
-        if (first > 0 || row >= int(rows)) continue;
+        if (row >= int(rows)) continue;
+        float sum = sums[0][row];
         u64 at = u64(row) * across + output;
         if (added) sum += widen(added[output]);
         if (residual) sum += widen(residual[at]);
         to[at] = narrow(sum);
+    }
+}
+
+// y[r, o] = f(gate) · up of the two products Σᵢ x[r, i] · w[o, i] + bias[o], each rounded: a warp an output.
+template <int ROWS>
+__device__ __forceinline__ void few_rows_gated(const T* x, const T* const (&w)[2], const T* const (&bias)[2], T* y,
+                                               u32 rows, int inner, int outputs, int of) {
+    int output = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    bool is_there = output < outputs;
+    u64 start = u64(is_there ? output : 0) * inner;
+    float sums[2][ROWS] = {};
+    warp_products<ROWS, 2>(x, {w[0] + start, w[1] + start}, is_there, rows, inner, sums);
+    if (!is_there || threadIdx.x % 32 > 0) return;
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        if (row >= int(rows)) continue;
+        float both[2], slope;
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+            both[m] = widen(narrow(bias[m] ? sums[m][row] + widen(bias[m][output]) : sums[m][row]));
+        y[u64(row) * outputs + output] = narrow(both[1] * gate_of(both[0], of, &slope));
     }
 }
 
@@ -159,7 +203,17 @@ __device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], con
         few_rows<ROWS>(x, {w0, w1, w2}, {b0, b1, b2}, {y0, y1, y2}, residual, rows, inner, {o0, o1, o2});        \
     }
 
+#define FEW_ROWS_GATED(ROWS)                                                                                          \
+    extern "C" __global__ void few_rows_gated_##ROWS(const T* x, const T* w0, const T* w1, const T* b0, const T* b1,  \
+                                                     T* y, u32 rows, int inner, int outputs, int of) {                \
+        few_rows_gated<ROWS>(x, {w0, w1}, {b0, b1}, y, rows, inner, outputs, of);                                     \
+    }
+
 FEW_ROWS(1)
 FEW_ROWS(2)
 FEW_ROWS(4)
 FEW_ROWS(8)
+FEW_ROWS_GATED(1)
+FEW_ROWS_GATED(2)
+FEW_ROWS_GATED(4)
+FEW_ROWS_GATED(8)

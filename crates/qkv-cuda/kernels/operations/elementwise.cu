@@ -156,6 +156,7 @@ __device__ __forceinline__ float gate_of(float x, int of, float* slope) {
 
 // y = f(gate) · up.
 extern "C" __global__ void gated(const T* gate, const T* up, T* y, u32 n, int of) {
+    in_turn();
     FOR_EIGHTS(1, n) {
         float g[EIGHT], u[EIGHT], slope;
         load_eight(gate, col, n, g);

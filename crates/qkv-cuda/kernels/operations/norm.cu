@@ -34,6 +34,7 @@ __device__ __forceinline__ void sum_columns(float* to, u32 first, u32 last, int 
 
 extern "C" __global__ void layer_norm(const T* x, T* y, float* moments, const float* gain, const float* bias, u32 rows,
                                       int width, float epsilon) {
+    in_turn();
     u32 lane = threadIdx.x % 32, step = gridDim.x * (blockDim.x / 32);
     for (u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += step) {
         const T* from = x + u64(row) * width;
@@ -209,6 +210,7 @@ extern "C" __global__ void layer_norm_gradient(const T* x, const T* d_y, T* d_x,
 
 extern "C" __global__ void rms_norm(const T* x, T* y, float* inverses, const float* gain, u32 rows, int width,
                                     float epsilon) {
+    in_turn();
     u32 lane = threadIdx.x % 32, step = gridDim.x * (blockDim.x / 32);
     for (u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += step) {
         float v[EIGHT], g[EIGHT];

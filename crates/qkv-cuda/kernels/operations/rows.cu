@@ -3,6 +3,7 @@
 // y[r] = scale · table[ids[r]] + positions[start + r mod length].
 extern "C" __global__ void embedding(const u32* ids, const float* table, const float* positions, T* y, u32 rows,
                                      int width, float scale, u32 length, u32 start) {
+    in_turn();
     FOR_EIGHTS(rows, width) {
         float x[EIGHT], p[EIGHT];
         load_floats(table + u64(ids[row]) * width, col, width, x);

@@ -2,7 +2,7 @@
 //! launches for every token, and can be recorded as a [`Graph`](super::Graph).
 
 use super::launch::{Argument, count};
-use super::{Array, Kind, Operations};
+use super::{Array, Gate, Kind, Operations};
 use Argument::Ptr;
 
 /// Sequences that are decoded side by side, each at a position of its own.
@@ -148,20 +148,13 @@ impl Operations {
     /// Where there are more matrices, or an array is too short.
     pub fn few_rows(&self, x: &Array, rows: usize, products: &[FewRowsProduct<'_>]) -> bool {
         let (kind, inner) = (self.activation_kind(), x.len() / rows.max(1));
-        let aligned = |array: &Array| array.ptr().is_multiple_of(16) && array.kind() == kind;
-        let fits = products.iter().all(|product| aligned(product.w) && product.y.kind() == kind);
-        if rows > FEW_ROWS || !inner.is_multiple_of(8) || !aligned(x) || !fits {
-            return false;
-        }
+        let outs = products.iter().all(|product| product.y.kind() == kind);
+        let matrices = products.iter().map(|product| product.w);
+        let Some(variant) = self.few_rows_variant(x, rows, matrices).filter(|_| outs) else { return false };
         assert!(products.len() <= 3, "three matrices at most");
         let residual = products.iter().find_map(|product| product.residual);
         assert!(residual.is_none() || products.len() == 1, "a residual of one matrix");
-        let name = match rows {
-            0..=1 => "few_rows_1",
-            2 => "few_rows_2",
-            3..=4 => "few_rows_4",
-            _ => "few_rows_8",
-        };
+        let name = ["few_rows_1", "few_rows_2", "few_rows_4", "few_rows_8"][variant];
         let of = |at: usize, get: &dyn Fn(&FewRowsProduct<'_>) -> u64| products.get(at).map_or(0, get);
         let outputs = [0, 1, 2].map(|at| of(at, &|product| product.outputs as u64) as usize);
         let w = [0, 1, 2].map(|at| of(at, &|product| product.w.expect(kind, product.outputs * inner)));
@@ -176,5 +169,46 @@ impl Operations {
         // SAFETY: `few_rows_N(const T* × 7, T* × 3, const T*, u32, int × 4)`, a warp of eight for each output.
         unsafe { self.launch(name, grid, &arguments) };
         true
+    }
+
+    /// `y = f(gate) · up` with the products `x · Wᵀ + bias` of two matrices `[outputs, inner]`, for at most eight rows,
+    /// as one launch, with the bits of the three that it stands for; `false`, and nothing is done, as for
+    /// [`few_rows`](Operations::few_rows).
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn few_rows_gated(
+        &self,
+        x: &Array,
+        rows: usize,
+        [gate, up]: [(&Array, Option<&Array>); 2],
+        y: &Array,
+        of: Gate,
+    ) -> bool {
+        let (kind, inner, outputs) = (self.activation_kind(), x.len() / rows.max(1), y.len() / rows.max(1));
+        let Some(variant) = self.few_rows_variant(x, rows, [gate.0, up.0].into_iter()) else { return false };
+        let name = ["few_rows_gated_1", "few_rows_gated_2", "few_rows_gated_4", "few_rows_gated_8"][variant];
+        let w = [gate, up].map(|(w, _)| w.expect(kind, outputs * inner));
+        let bias = [gate, up].map(|(_, bias)| bias.map_or(0, |bias| bias.expect(kind, outputs)));
+        let pointers = [x.expect(kind, rows * inner), w[0], w[1], bias[0], bias[1], y.expect(kind, rows * outputs)];
+        let numbers = [count(rows), count(inner), count(outputs), Argument::U32(of as u32)];
+        let grid = [if rows == 0 { 0 } else { outputs.div_ceil(8) }, 1];
+        // SAFETY: `few_rows_gated_N(const T* × 5, T*, u32, int × 3)`, a warp of eight for each output.
+        unsafe { self.launch(name, grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
+        true
+    }
+
+    /// Which kernel of 1, 2, 4 and 8 rows multiplies as many; `None` where there are more, or where rows of an operand
+    /// do not begin at 16 bytes.
+    fn few_rows_variant<'a>(
+        &self,
+        x: &Array,
+        rows: usize,
+        mut matrices: impl Iterator<Item = &'a Array>,
+    ) -> Option<usize> {
+        let (kind, inner) = (self.activation_kind(), x.len() / rows.max(1));
+        let aligned = |array: &Array| array.ptr().is_multiple_of(16) && array.kind() == kind;
+        let fits = rows <= FEW_ROWS && inner.is_multiple_of(8) && aligned(x) && matrices.all(aligned);
+        fits.then(|| rows.max(1).next_power_of_two().ilog2() as usize)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Operations;
 use super::array::RecordedMemory;
+use std::sync::atomic::Ordering;
 
 /// Recorded work, with the memory that it uses. What it reads from arrays that outlive it may change between runs.
 #[derive(Debug)]
@@ -36,7 +37,9 @@ impl Operations {
             }
         }
         self.shared.memory.begin_recording();
+        self.shared.recording.store(true, Ordering::Relaxed);
         let result = work();
+        self.shared.recording.store(false, Ordering::Relaxed);
         let _memory = self.shared.memory.end_recording();
         match self.driver().end_capture(stream) {
             Ok(handle) => Some((Graph { operations: self.clone(), handle, _memory }, result)),

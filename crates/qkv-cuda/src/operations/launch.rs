@@ -1,6 +1,7 @@
 //! Arguments of a kernel and its grid.
 
 use super::{ImageWindows, Operations};
+use std::sync::atomic::Ordering;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -9,6 +10,25 @@ const THREADS: u32 = 256;
 pub(super) fn threads(kernel: &str) -> u32 {
     if ["cross_entropy_wide", "sum_losses", "next_token"].contains(&kernel) { 1024 } else { THREADS }
 }
+
+/// Kernels that wait by themselves for the results of the launch before, and read nothing else that it may have written
+/// before they do: in a recorded step of decoding, where weights do not change, they start while it ends.
+const WAITING: [&str; 14] = [
+    "embedding",
+    "layer_norm",
+    "rms_norm",
+    "append_at",
+    "gated",
+    "next_token",
+    "few_rows_1",
+    "few_rows_2",
+    "few_rows_4",
+    "few_rows_8",
+    "few_rows_gated_1",
+    "few_rows_gated_2",
+    "few_rows_gated_4",
+    "few_rows_gated_8",
+];
 
 /// Which elements of a tensor are dropped. The factor of the others is `65536 / (65536 − threshold)`.
 #[derive(Clone, Copy, Debug)]
@@ -92,8 +112,13 @@ impl Operations {
         let kernel = &self.shared.kernels[name];
         let addresses: Vec<*const u8> = arguments.iter().map(Argument::address).collect();
         let grid = grid.map(|axis| axis as u32);
-        // SAFETY: as the caller promises; the values outlive the call.
-        let launched = unsafe { self.driver().launch(kernel, grid, self.shared.stream, &addresses) };
-        self.remember(launched);
+        let (driver, stream) = (self.driver(), self.shared.stream);
+        // SAFETY: as the caller promises; the values outlive the call, and a kernel that starts early waits by itself.
+        self.remember(unsafe {
+            match self.shared.recording.load(Ordering::Relaxed) && WAITING.contains(&name) {
+                true => driver.launch_dependent(kernel, grid, stream, &addresses),
+                false => driver.launch(kernel, grid, stream, &addresses),
+            }
+        });
     }
 }

@@ -90,8 +90,7 @@ impl FeedForward {
         match self.gate {
             None => self.fc1.activated(tape, x, self.activation, self.dropout),
             Some((gate, of)) => {
-                let [gate, up] = tape.linear_together(x, [gate, self.fc1].map(|layer| (layer.weight, layer.bias)));
-                let inner = tape.gated(&gate, &up, of);
+                let inner = tape.gated_linear(x, [gate, self.fc1].map(|layer| (layer.weight, layer.bias)), of);
                 tape.dropout(inner, self.dropout)
             }
         }

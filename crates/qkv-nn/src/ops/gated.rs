@@ -8,7 +8,7 @@ use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 
 impl Gate {
-    fn on_device(self) -> qkv_cuda::operations::Gate {
+    pub(super) fn on_device(self) -> qkv_cuda::operations::Gate {
         match self {
             Gate::Silu => qkv_cuda::operations::Gate::Silu,
             Gate::Gelu => qkv_cuda::operations::Gate::Gelu,

@@ -4,7 +4,7 @@ use super::adapter::AdapterCall;
 use crate::activation_source::ActivationSource;
 use crate::dropout_mask::{DropoutMask, apply_dropout};
 use crate::float::Float;
-use crate::loops::{Activate, Activation, ActivationGradient};
+use crate::loops::{Activate, Activation, ActivationGradient, Gate};
 use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
@@ -113,6 +113,42 @@ impl<T: Float> Tape<'_, T> {
             let (w, b) = layers.next().expect("as many layers as outputs");
             self.activated(x, y, w, b, Activation::None, 0.0)
         })
+    }
+
+    /// `f(gate) · up` of two linear layers of the same input, without activations of their own.
+    ///
+    /// # Panics
+    /// Where the shapes do not fit.
+    pub fn gated_linear(&mut self, x: &Var<T>, layers: [(Param, Option<Param>); 2], of: Gate) -> Var<T> {
+        if let Some(operations) = self.machine.cuda()
+            && let Some(y) = self.few_rows_gated(operations, x, layers, of)
+        {
+            return y;
+        }
+        let [gate, up] = self.linear_together(x, layers);
+        self.gated(&gate, &up, of)
+    }
+
+    /// The same for a few rows, in inference, as one launch of a device; `None`, and nothing is done, where they are
+    /// not that.
+    fn few_rows_gated(
+        &self,
+        operations: &Operations,
+        x: &Var<T>,
+        layers: [(Param, Option<Param>); 2],
+        of: Gate,
+    ) -> Option<Var<T>> {
+        if !self.is_inference() || layers.iter().any(|&(w, _)| self.parameters.adapter(w).is_some()) {
+            return None;
+        }
+        let outer = &x.shape()[..x.shape().len() - 1];
+        let y = Tensor::activations(operations, &[outer, &self.parameters.shape(layers[0].0)[..1]].concat());
+        let rounded = |param: Param| self.parameters.rounded_array(param, operations);
+        let matrices = layers.map(|(w, b)| (rounded(w), b.map(rounded)));
+        let matrices = matrices.each_ref().map(|(w, b)| (w, b.as_ref()));
+        let input = x.value.array(operations);
+        let done = operations.few_rows_gated(&input, x.value.rows(), matrices, &y.array(operations), of.on_device());
+        done.then(|| self.constant(y))
     }
 
     /// Products of a few rows, in inference, as one launch of a device; `None`, and nothing is done, where they are not
