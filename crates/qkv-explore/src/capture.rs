@@ -70,8 +70,8 @@ pub fn continuation(
     how: &Generation,
     machine: &Machine,
 ) -> Result<Recording> {
-    let prompt = generator.tokenizer.encode_text(text);
-    if prompt.is_empty() {
+    let prompt = generator.tokenizer.encode_prompt(text);
+    if text.is_empty() {
         return Err(Error::invalid("the text is empty").with_hint("give a sentence"));
     }
     let (continuation, output) = match target {

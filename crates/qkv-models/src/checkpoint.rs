@@ -9,7 +9,7 @@ use crate::files::gguf::{Gguf, MetadataValue};
 use crate::files::input;
 use crate::files::tensors::{NamedTensor, Storage, TensorFile};
 use crate::files::weights::Weights;
-use crate::layout::{Dialect, Layout, llama};
+use crate::layout::{Dialect, Layout, gguf};
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Model, ModelConfig, Result};
 use qkv_nn::Parameters;
@@ -48,8 +48,8 @@ impl ModelFiles {
     pub fn open(path: &Path) -> Result<ModelFiles> {
         if is_gguf(path) {
             let file = Gguf::open(path)?;
-            let (config, layout) = llama::of_gguf(&file)?;
-            let (dialect, weights, layout) = (Dialect::Llama, Weights::Gguf(file), Some(layout));
+            let (config, layout) = gguf::decoder(&file)?;
+            let (dialect, weights, layout) = (Dialect::of(&config), Weights::Gguf(file), Some(layout));
             return Ok(ModelFiles { config, dialect, weights, layout });
         }
         let config = path.join(CONFIG);
@@ -91,24 +91,41 @@ impl Checkpoint {
     fn of_model(path: &Path) -> Result<Checkpoint> {
         let files = ModelFiles::open(path)?;
         let (model, mut parameters, layout) = files.build(path)?;
-        let tokenizer = match &files.weights {
-            Weights::Gguf(file) => Tokenizer::of_gguf(file)?,
-            _ => Tokenizer::open(path.join(TOKENIZER))?,
-        };
+        let TextSettings { tokenizer, template, generation } = TextSettings::of(path, &files.weights)?;
         if tokenizer.len() > files.config.vocab_size {
             let (tokens, rows) = (tokenizer.len(), files.config.vocab_size);
             let what = format!("the tokenizer has {tokens} tokens, the model {rows}");
             return Err(Error::format(path, "vocabulary", what));
         }
         layout.fill(&mut parameters, &files.weights)?;
-        let (template, generation) = match &files.weights {
-            Weights::Gguf(file) => match file.values().get("tokenizer.chat_template") {
-                Some(MetadataValue::Text(source)) => (Some(Template::new(source, path)?), None),
-                _ => (None, None),
-            },
-            _ => (chat::of_folder(path)?, folder::read_json_if_present(&path.join(GENERATION_CONFIG))?),
-        };
         Ok(Checkpoint { model, parameters, tokenizer, template, generation })
+    }
+}
+
+/// What a model's files say about text: the tokenizer, the chat template, and the contents of
+/// `generation_config.json`, of which a GGUF file has the tokens that end an answer.
+pub(crate) struct TextSettings {
+    pub tokenizer: Tokenizer,
+    pub template: Option<Template>,
+    pub generation: Option<serde_json::Value>,
+}
+
+impl TextSettings {
+    /// Of a folder or a GGUF file with these weights.
+    pub fn of(path: &Path, weights: &Weights) -> Result<TextSettings> {
+        let Weights::Gguf(file) = weights else {
+            return Ok(TextSettings {
+                tokenizer: Tokenizer::open(path.join(TOKENIZER))?,
+                template: chat::of_folder(path)?,
+                generation: folder::read_json_if_present(&path.join(GENERATION_CONFIG))?,
+            });
+        };
+        let template = match file.values().get("tokenizer.chat_template") {
+            Some(MetadataValue::Text(source)) => Some(Template::new(source, path)?),
+            _ => None,
+        };
+        let generation = Some(serde_json::json!({ "eos_token_id": gguf::end_tokens(file) }));
+        Ok(TextSettings { tokenizer: Tokenizer::of_gguf(file)?, template, generation })
     }
 }
 

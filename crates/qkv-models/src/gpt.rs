@@ -1,5 +1,6 @@
 //! Decoder-only Transformer (Radford et al. 2018), with learned or rotary positions, layer or RMS norm, a gated or
-//! plain feed-forward layer, and grouped-query attention: GPT-2 and Llama are two of its settings.
+//! plain feed-forward layer, grouped-query attention, and layers that attend within a window: GPT-2, Llama, Qwen2 and
+//! Gemma 3 are some of its settings.
 //!
 //! Trained on plain text it is a language model; trained on pairs as one sequence, the source first, it translates or
 //! summarizes.
@@ -9,7 +10,8 @@ use crate::{Error, Result};
 use qkv::{Attention, Dropout, Mask, Select};
 use qkv_cuda::operations::{DecodeBatch, Operations};
 use qkv_nn::layers::{
-    AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KvCache, Linear, Norm, NormKind, PositionKind,
+    AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KvCache, Linear, Norm, NormKind, NormPlace,
+    PositionKind,
 };
 use qkv_nn::{Angles, Float, Heads, Param, Tape, Var};
 use serde::{Deserialize, Serialize};
@@ -39,6 +41,11 @@ pub struct GptConfig {
     pub max_positions: usize,
     /// Normalization before each sublayer and at the end.
     pub norm: NormKind,
+    /// Whether what a sublayer adds is normalized, too (sandwich norm: Ding et al. 2021, arXiv:2105.13290).
+    pub sandwich_norm: bool,
+    /// Whether each head of queries and keys is normalized by its root mean square (Henry et al. 2020,
+    /// arXiv:2010.04245).
+    pub head_norm: bool,
     /// The `ε` of the norms.
     pub epsilon: f64,
     /// Activation of the feed-forward layers.
@@ -49,12 +56,42 @@ pub struct GptConfig {
     pub qkv_bias: Option<bool>,
     /// Whether input embedding and output projection share a matrix.
     pub tied: bool,
+    /// Whether embeddings are multiplied by the square root of the model width.
+    pub scaled_embedding: bool,
     /// Dropout of embeddings and of each residual branch.
     pub dropout: f64,
     /// Dropout of attention weights.
     pub attention_dropout: f64,
     /// Self-attention; its mask is combined with a causal one.
     pub attention: Attention,
+    /// Layers that attend within a window; `None` where every layer sees all tokens.
+    pub local: Option<LocalLayers>,
+}
+
+/// Layers that attend within a window, between layers that see everything (Gemma Team 2025, arXiv:2503.19786). The
+/// last of every `period` layers sees everything.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LocalLayers {
+    /// Tokens that a token sees, itself included.
+    pub window: usize,
+    /// Layers from one that sees everything to the next.
+    pub period: usize,
+    /// Base of their rotary positions.
+    pub rotary_base: f64,
+}
+
+impl Default for LocalLayers {
+    fn default() -> Self {
+        LocalLayers { window: 512, period: 6, rotary_base: 10_000.0 }
+    }
+}
+
+impl LocalLayers {
+    /// Whether a layer attends within the window.
+    pub(crate) fn has(&self, layer: usize) -> bool {
+        !(layer + 1).is_multiple_of(self.period)
+    }
 }
 
 impl Default for GptConfig {
@@ -70,14 +107,18 @@ impl Default for GptConfig {
             rotary_base: 10_000.0,
             max_positions: 256,
             norm: NormKind::Layer,
+            sandwich_norm: false,
+            head_norm: false,
             epsilon: Norm::EPSILON,
             activation: FeedKind::GeluTanh,
             bias: true,
             qkv_bias: None,
             tied: true,
+            scaled_embedding: false,
             dropout: 0.0,
             attention_dropout: 0.0,
             attention: Attention::scaled_dot(),
+            local: None,
         }
     }
 }
@@ -86,6 +127,12 @@ impl GptConfig {
     /// Width of a head.
     pub fn head_width(&self) -> usize {
         self.head_width.unwrap_or(self.d_model / self.heads.max(1))
+    }
+
+    /// Whether it has none of what GPT-2 and Llama do not have: norms of heads or of what a sublayer adds, scaled
+    /// embeddings, local layers.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.sandwich_norm && !self.head_norm && !self.scaled_embedding && self.local.is_none()
     }
 
     /// Whether the projections of queries, keys and values have biases.
@@ -107,9 +154,55 @@ pub struct Gpt {
     layers: Vec<Block>,
     norm: Norm,
     dropout: f64,
-    /// Width of a head and base, for rotary positions.
-    rotary: Option<(usize, f64)>,
+    rotary: Option<Rotary>,
     most: usize,
+}
+
+/// Rotary positions of all layers.
+#[derive(Clone, Copy, Debug)]
+struct Rotary {
+    /// Width of a head.
+    width: usize,
+    base: f64,
+    local: Option<LocalLayers>,
+}
+
+/// The angles of some positions, in layers that see everything and in local ones.
+#[derive(Clone, Debug)]
+struct LayerAngles<T> {
+    global: Angles<T>,
+    local: Option<(LocalLayers, Angles<T>)>,
+}
+
+impl Rotary {
+    fn check(self) -> Result<()> {
+        let bases = [Some(self.base), self.local.map(|local| local.rotary_base)];
+        let wrong = |base: &f64| !(self.width.is_multiple_of(2) && *base > 0.0 && base.is_finite());
+        match bases.into_iter().flatten().find(wrong) {
+            Some(base) => Err(Error::invalid(format!(
+                "rotary positions cannot turn heads of {} numbers by base {base}",
+                self.width
+            ))
+            .with_hint("the width of a head has to be even, the base above 0")),
+            None => Ok(()),
+        }
+    }
+
+    /// Angles by width and base.
+    fn angles<T>(self, make: impl Fn(usize, f64) -> Angles<T>) -> LayerAngles<T> {
+        let local = self.local.map(|local| (local, make(self.width, local.rotary_base)));
+        LayerAngles { global: make(self.width, self.base), local }
+    }
+}
+
+impl<T> LayerAngles<T> {
+    /// Those of a layer.
+    fn of(&self, layer: usize) -> &Angles<T> {
+        match &self.local {
+            Some((local, angles)) if local.has(layer) => angles,
+            _ => &self.global,
+        }
+    }
 }
 
 /// State of decoding: a cache of keys and values per layer.
@@ -126,16 +219,22 @@ impl Gpt {
     /// Where heads and widths do not fit together, or the attention needs data that a layer does not have.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &GptConfig, vocabulary: usize) -> Result<Self> {
         let GptConfig { d_model, ffn_dim, heads, layers, positions, max_positions, dropout, .. } = *config;
-        let rotary = (positions == PositionKind::Rotary).then(|| (config.head_width(), config.rotary_base));
-        if let Some((width, base)) = rotary
-            && !(width.is_multiple_of(2) && base > 0.0 && base.is_finite())
+        if let Some(LocalLayers { window, period, .. }) = config.local
+            && (window == 0 || period == 0)
         {
-            return Err(Error::invalid(format!(
-                "rotary positions cannot turn heads of {width} numbers by base {base}"
-            ))
-            .with_hint("the width of a head has to be even, the base above 0"));
+            let what = format!("`local` has a window of {window} tokens and a period of {period} layers");
+            return Err(Error::invalid(what).with_hint("both have to be at least 1"));
         }
-        let tokens = Embedding::new(&mut at.at("tokens"), vocabulary, d_model, positions, max_positions).unscaled();
+        let rotary = (positions == PositionKind::Rotary).then(|| Rotary {
+            width: config.head_width(),
+            base: config.rotary_base,
+            local: config.local,
+        });
+        rotary.map_or(Ok(()), Rotary::check)?;
+        let mut tokens = Embedding::new(&mut at.at("tokens"), vocabulary, d_model, positions, max_positions);
+        if !config.scaled_embedding {
+            tokens = tokens.unscaled();
+        }
         let mut attention = config.attention.clone();
         let mask = std::mem::replace(&mut attention.mask, Mask::causal());
         if mask != Mask::Full {
@@ -149,17 +248,27 @@ impl Gpt {
             head_width: config.head_width,
             bias: config.qkv_bias(),
             out_bias: config.bias,
+            head_norm: config.head_norm.then_some(config.epsilon),
             ..AttentionConfig::new(attention, Heads { query: heads, key: config.key_heads() })
         };
         let block = BlockConfig {
             feed: config.activation,
             feed_bias: config.bias,
+            norm: if config.sandwich_norm { NormPlace::Both } else { NormPlace::Pre },
             norm_kind: config.norm,
             epsilon: config.epsilon,
             dropout,
             ..BlockConfig::new(d_model, ffn_dim, own)
         };
-        let layers = (0..layers).map(|layer| Ok(Block::new(&mut at.at(&format!("layers.{layer}")), &block)?));
+        let mut local_block = block.clone();
+        if let Some(LocalLayers { window, .. }) = config.local {
+            let mask = std::mem::replace(&mut local_block.own.attention.mask, Mask::causal());
+            local_block.own.attention.mask = mask & Mask::window(window - 1, 0);
+        }
+        let layers = (0..layers).map(|layer| {
+            let block = if config.local.is_some_and(|local| local.has(layer)) { &local_block } else { &block };
+            Ok(Block::new(&mut at.at(&format!("layers.{layer}")), block)?)
+        });
         let layers = layers.collect::<Result<_>>()?;
         let norm = Norm::new(&mut at.at("norm"), d_model, config.norm, config.epsilon);
         let output = match config.tied {
@@ -183,8 +292,9 @@ impl Gpt {
         self.most
     }
 
-    fn angles<T: Float>(&self, start: usize, length: usize) -> Option<Angles<T>> {
-        self.rotary.map(|(width, base)| Angles::new(width, base, start, length))
+    /// The angles of rows at these positions.
+    fn angles<T: Float>(&self, places: &[usize]) -> Option<LayerAngles<T>> {
+        self.rotary.map(|rotary| rotary.angles(|width, base| Angles::at(width, base, places)))
     }
 
     /// Hidden states of all positions, `[B, N, C]`; of its own where a tape [shares](Tape::over) sequences.
@@ -195,10 +305,10 @@ impl Gpt {
         let places = tape.places(input.length)?;
         let ids = tape.own(&input.ids, input.length);
         let x = self.tokens.forward_places(tape, &ids, &places);
-        let angles = self.rotary.map(|(width, base)| Angles::at(width, base, &places));
+        let angles = self.angles(&places);
         let mut x = tape.dropout(x, self.dropout);
-        for layer in &self.layers {
-            x = layer.forward(tape, x, input.ragged(), angles.as_ref(), None)?;
+        for (at, layer) in self.layers.iter().enumerate() {
+            x = layer.forward(tape, x, input.ragged(), angles.as_ref().map(|angles| angles.of(at)), None)?;
         }
         Ok(self.norm.forward(tape, &x))
     }
@@ -220,10 +330,10 @@ impl Gpt {
         let segments: Arc<[i32]> = numbered.flat_map(|(at, &length)| std::iter::repeat_n(at as i32, length)).collect();
         let positions: Vec<u32> = places.iter().map(|&place| place as u32).collect();
         let x = self.tokens.forward_at(tape, &ids, &positions);
-        let angles = self.rotary.map(|(width, base)| Angles::at(width, base, &places));
+        let angles = self.angles(&places);
         let mut x = tape.dropout(x, self.dropout);
-        for layer in &self.layers {
-            x = layer.forward_segments(tape, x, &segments, angles.as_ref())?;
+        for (at, layer) in self.layers.iter().enumerate() {
+            x = layer.forward_segments(tape, x, &segments, angles.as_ref().map(|angles| angles.of(at)))?;
         }
         Ok(self.norm.forward(tape, &x))
     }
@@ -252,10 +362,10 @@ impl Gpt {
         if end > self.most {
             return Err(Error::invalid(format!("{end} tokens are more than the {} that the model takes", self.most)));
         }
-        let angles = self.angles(state.position, new);
+        let angles = self.angles(&(state.position..end).collect::<Vec<_>>());
         let mut x = self.tokens.forward(tape, ids, new, state.position);
-        for (layer, caches) in self.layers.iter().zip(&mut state.caches) {
-            x = layer.step(tape, x, caches, None, angles.as_ref())?;
+        for (at, (layer, caches)) in self.layers.iter().zip(&mut state.caches).enumerate() {
+            x = layer.step(tape, x, caches, None, angles.as_ref().map(|angles| angles.of(at)))?;
         }
         state.position = end;
         Ok(self.norm.forward(tape, &x))
@@ -280,10 +390,15 @@ impl Gpt {
         let x = self.tokens.forward_at(tape, ids, &positions); // [1, B, C]
         let width = x.value().width();
         let mut x = x.reshaped(&[ids.len(), 1, width]);
-        let angles = self.rotary.map(|(width, base)| Angles::at(width, base, &places));
+        let angles = self.angles(&places);
         for (at, layer) in self.layers.iter().enumerate() {
             let caches = states.iter_mut().map(|state| state.caches[at][0].as_mut().expect("made by `start`"));
-            x = layer.step_each(tape, x, &mut caches.collect::<Vec<_>>(), angles.as_ref())?;
+            x = layer.step_each(
+                tape,
+                x,
+                &mut caches.collect::<Vec<_>>(),
+                angles.as_ref().map(|angles| angles.of(at)),
+            )?;
         }
         states.iter_mut().for_each(|state| state.position += 1);
         Ok(self.norm.forward(tape, &x))
@@ -295,7 +410,7 @@ impl Gpt {
 pub struct CountedState<T: Float> {
     batch: DecodeBatch,
     caches: Vec<[Option<KvCache<T>>; 2]>,
-    angles: Option<Angles<T>>,
+    angles: Option<LayerAngles<T>>,
 }
 
 impl<T: Float> CountedState<T> {
@@ -326,7 +441,8 @@ impl Gpt {
     /// Empty caches for sequences whose positions a device counts.
     pub fn start_counted<T: Float>(&self, operations: &Operations, batch: DecodeBatch) -> CountedState<T> {
         let caches = self.layers.iter().map(|layer| [Some(layer.counted_cache(operations, &batch)), None]).collect();
-        let angles = self.rotary.map(|(width, base)| Angles::counted(width, base, operations, batch.room()));
+        let counted = |width, base| Angles::counted(width, base, operations, batch.room());
+        let angles = self.rotary.map(|rotary| rotary.angles(counted));
         CountedState { batch, caches, angles }
     }
 
@@ -336,8 +452,8 @@ impl Gpt {
     /// What `qkv` refuses.
     pub fn step_counted<T: Float>(&self, tape: &mut Tape<'_, T>, state: &mut CountedState<T>) -> Result<Var<T>> {
         let mut x = self.tokens.forward_counted(tape, &state.batch);
-        for (layer, caches) in self.layers.iter().zip(&mut state.caches) {
-            x = layer.step(tape, x, caches, None, state.angles.as_ref())?;
+        for (at, (layer, caches)) in self.layers.iter().zip(&mut state.caches).enumerate() {
+            x = layer.step(tape, x, caches, None, state.angles.as_ref().map(|angles| angles.of(at)))?;
         }
         Ok(self.norm.forward(tape, &x))
     }

@@ -1,16 +1,19 @@
-//! Layouts of other programs: names and shapes of tensors of GPT-2, Llama, BERT and ViT in the Hugging Face layout, and
-//! of Llama in GGUF. A layout is a table that is read both ways: each of their tensors is one or several parameters of
-//! ours, stacked, and perhaps transposed or with the rows of its heads permuted.
+//! Layouts of other programs: names and shapes of tensors of GPT-2, Llama, Qwen2, Gemma 3, BERT and ViT in the Hugging
+//! Face layout, and of decoders in GGUF. A layout is a table that is read both ways: each of their tensors is one or
+//! several parameters of ours, stacked, and perhaps transposed or with the rows of its heads permuted.
 //!
 //! | module | owns |
 //! | --- | --- |
 //! | `config` | fields of a foreign `config.json`, with errors that name them |
-//! | `gpt2`, `llama`, `bert`, `vit`, `latex_ocr`, `pix2tex` | table and configuration of each |
+//! | `gpt2`, `llama` (and Qwen2), `gemma`, `bert`, `vit`, `latex_ocr`, `pix2tex` | table and configuration of each |
+//! | `gguf` | tables and configurations of decoders in GGUF |
 //! | `formulas` | which of the last two a folder is |
 
 pub(crate) mod bert;
 pub(crate) mod config;
 pub(crate) mod formulas;
+pub(crate) mod gemma;
+pub(crate) mod gguf;
 pub(crate) mod gpt2;
 mod latex_ocr;
 pub(crate) mod llama;
@@ -39,6 +42,8 @@ pub(crate) enum Form {
     Transposed,
     /// Rows of this many heads permuted: the two rows that rotary positions rotate together are adjacent.
     Paired(usize),
+    /// The gain of a norm, less 1.
+    LessOne,
     /// With these axes over the same values; leading zeros are no axes.
     Axes([usize; 4]),
     /// A convolution of images, `[outputs, inputs, height, width]`: ours has the channels of a pixel side by side.
@@ -78,6 +83,10 @@ pub enum Dialect {
     Gpt2,
     /// `LlamaForCausalLM`.
     Llama,
+    /// `Qwen2ForCausalLM`.
+    Qwen2,
+    /// `Gemma3ForCausalLM`.
+    Gemma3,
 }
 
 impl Dialect {
@@ -86,6 +95,8 @@ impl Dialect {
         match &config.architecture {
             Architecture::Gpt(sizes) if gpt2::fits(sizes) => Dialect::Gpt2,
             Architecture::Gpt(sizes) if llama::fits(sizes) => Dialect::Llama,
+            Architecture::Gpt(sizes) if llama::fits_qwen2(sizes) => Dialect::Qwen2,
+            Architecture::Gpt(sizes) if gemma::fits(sizes) => Dialect::Gemma3,
             _ => Dialect::Own,
         }
     }
@@ -97,12 +108,16 @@ impl Dialect {
         match json.get("model_type").and_then(Value::as_str) {
             Some("gpt2") => Ok((gpt2::config(&json, path)?, Dialect::Gpt2)),
             Some("llama") => Ok((llama::config(&json, path)?, Dialect::Llama)),
+            Some("qwen2") => Ok((llama::config(&json, path)?, Dialect::Qwen2)),
+            Some("gemma3_text") => Ok((gemma::config(&json, path)?, Dialect::Gemma3)),
             Some(kind @ ("bert" | bert::OWN | "vit" | vit::WITH_STEM)) => {
                 Err(Error::format(path, "field `model_type`", format!("a `{kind}` makes no text")))
             }
             Some("qkv") | None => Ok((serde_json::from_slice(bytes).map_err(wrong)?, Dialect::Own)),
             Some(other) => {
-                let what = format!("it is `{other}`, expected `gpt2`, `llama`, `bert`, `vit` or `qkv`");
+                let what = format!(
+                    "it is `{other}`, expected `gpt2`, `llama`, `qwen2`, `gemma3_text`, `bert`, `vit` or `qkv`"
+                );
                 Err(Error::format(path, "field `model_type`", what))
             }
         }
@@ -112,7 +127,8 @@ impl Dialect {
     pub(crate) fn write(self, config: &ModelConfig) -> Value {
         match (&config.architecture, self) {
             (Architecture::Gpt(sizes), Dialect::Gpt2) => gpt2::json(config, sizes),
-            (Architecture::Gpt(sizes), Dialect::Llama) => llama::json(config, sizes),
+            (Architecture::Gpt(sizes), Dialect::Llama | Dialect::Qwen2) => llama::json(config, sizes),
+            (Architecture::Gpt(sizes), Dialect::Gemma3) => gemma::json(config, sizes),
             _ => serde_json::to_value(config).expect("plain values"),
         }
     }
@@ -121,7 +137,8 @@ impl Dialect {
     pub(crate) fn layout(self, config: &ModelConfig) -> Option<Layout> {
         match (&config.architecture, self) {
             (Architecture::Gpt(sizes), Dialect::Gpt2) => Some(gpt2::layout(sizes)),
-            (Architecture::Gpt(sizes), Dialect::Llama) => Some(llama::layout(sizes)),
+            (Architecture::Gpt(sizes), Dialect::Llama | Dialect::Qwen2) => Some(llama::layout(sizes)),
+            (Architecture::Gpt(sizes), Dialect::Gemma3) => Some(gemma::layout(sizes)),
             _ => None,
         }
     }
@@ -208,6 +225,7 @@ impl Layout {
         let mut values = read(&shape)?;
         match mapped.form {
             Form::Plain | Form::Axes(_) => {}
+            Form::LessOne => values.iter_mut().for_each(|x| *x += 1.0),
             Form::Transposed => values = transposed(&values, width, rows),
             Form::Kernels([_, inputs, high, wide]) => values = each_transposed(&values, inputs, high * wide),
             Form::Paired(heads) => values = unpaired(&values, rows, width, heads),
@@ -233,6 +251,7 @@ impl Layout {
         Ok(match mapped.form {
             Form::Transposed => (shape, transposed(&values, rows, width).into()),
             Form::Kernels([_, inputs, high, wide]) => (shape, each_transposed(&values, high * wide, inputs).into()),
+            Form::LessOne => (shape, values.iter().map(|x| x - 1.0).collect::<Vec<f32>>().into()),
             _ => (shape, values),
         })
     }

@@ -64,7 +64,7 @@ pub use encoder::{Answer, Encoder, EncoderConfig, Head, Pooling};
 pub use error::{Error, Result};
 pub use evaluation::Evaluation;
 pub use generator::{Finish, Generated, Generation, Generator};
-pub use gpt::{Gpt, GptConfig, GptState};
+pub use gpt::{Gpt, GptConfig, GptState, LocalLayers};
 pub use han::{Document, Han, HanConfig, ReadSentence, ReadWord, Reading};
 pub use image_encoder::ImageEncoderConfig;
 pub use inspection::{Inspection, TensorSummary};

@@ -2,10 +2,9 @@
 //! read. What of it a run uses is told by [`Provenance`](crate::Provenance).
 
 use crate::architecture::Architecture;
-use crate::chat::{self, Template};
-use crate::checkpoint::{ModelFiles, is_gguf};
-use crate::files::folder::{self, CONFIG, GENERATION_CONFIG, PREPROCESSOR_CONFIG, TOKENIZER, read_json};
-use crate::files::gguf::MetadataValue;
+use crate::chat::Template;
+use crate::checkpoint::{ModelFiles, TextSettings, is_gguf};
+use crate::files::folder::{self, CONFIG, PREPROCESSOR_CONFIG, TOKENIZER, read_json};
 use crate::files::weights::Weights;
 use crate::kind::kind;
 use crate::layout::{Layout, vit};
@@ -110,20 +109,7 @@ impl Start {
         files.config.check_size(files.weights.numbers()).map_err(|e| folder::in_file(&settings, e))?;
         let layout = files.known_layout();
         let ModelFiles { config, weights, .. } = files;
-        let (tokenizer, template, generation) = match &weights {
-            Weights::Gguf(file) => {
-                let template = match file.values().get("tokenizer.chat_template") {
-                    Some(MetadataValue::Text(source)) => Some(Template::new(source, path)?),
-                    _ => None,
-                };
-                (Tokenizer::of_gguf(file)?, template, None)
-            }
-            _ => (
-                Tokenizer::open(path.join(TOKENIZER))?,
-                chat::of_folder(path)?,
-                folder::read_json_if_present(&path.join(GENERATION_CONFIG))?,
-            ),
-        };
+        let TextSettings { tokenizer, template, generation } = TextSettings::of(path, &weights)?;
         let architecture = config.architecture.clone();
         let start = Start::new(architecture, weights, Some(tokenizer));
         Ok(Start { config: Some(config), template, generation, layout, ..start })

@@ -212,7 +212,7 @@ impl Transformer {
         let encoder = blocks("encoder", config.encoder_layers, &encoder_block)?;
         let decoder = blocks("decoder", config.decoder_layers, &decoder_block)?;
         let mut last = |name: &str| {
-            (norm == NormPlace::Pre).then(|| Norm::new(&mut at.at(name), d_model, NormKind::Layer, config.epsilon))
+            (norm != NormPlace::Post).then(|| Norm::new(&mut at.at(name), d_model, NormKind::Layer, config.epsilon))
         };
         let (encoder_norm, decoder_norm) = (last("encoder.layer_norm"), last("decoder.layer_norm"));
         Ok(Transformer {

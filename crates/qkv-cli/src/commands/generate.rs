@@ -51,7 +51,7 @@ impl Run for GenerateArgs {
                 (None, None) if io::stdin().is_terminal() => "\n".to_owned(),
                 (None, None) => without_line_end(input::text_of(io::stdin(), "stdin", LONGEST)?),
             };
-            let tokens = generator.tokenizer.encode_text(&prompt);
+            let tokens = generator.tokenizer.encode_prompt(&prompt);
             if let Some(output) = output {
                 return session.write_scores(&tokens, &output).map(|()| Status::Done);
             }
@@ -138,7 +138,7 @@ impl GenerateSession<'_, '_> {
                 }
             }
         }
-        let tokens: Vec<Vec<u32>> = prompts.iter().map(|text| self.generator.tokenizer.encode_text(text)).collect();
+        let tokens: Vec<Vec<u32>> = prompts.iter().map(|text| self.generator.tokenizer.encode_prompt(text)).collect();
         let (longest, start) = (self.generator.model.max_len(), Instant::now());
         let (mut waiting, mut printed, mut count) = (BTreeMap::new(), 0, 0);
         let (mut failure, print) = (None, &mut *self.print);

@@ -138,12 +138,14 @@ extern "C" __global__ void residual(T* y, const T* x, u32 rows, int width, Dropo
 #define GATE_SILU 0
 #define GATE_GELU 1
 #define GATE_SIGMOID 2
+#define GATE_GELU_TANH 3
 
 // f(x), and in `slope` its derivative.
 __device__ __forceinline__ float gate_of(float x, int of, float* slope) {
-    if (of == GATE_GELU) {
-        *slope = derivative(x, ACTIVATION_GELU);
-        return activated(x, ACTIVATION_GELU);
+    if (of == GATE_GELU || of == GATE_GELU_TANH) {
+        int activation = of == GATE_GELU ? ACTIVATION_GELU : ACTIVATION_GELU_TANH;
+        *slope = derivative(x, activation);
+        return activated(x, activation);
     }
     float open = sigmoid(x);
     if (of == GATE_SIGMOID) {

@@ -32,6 +32,8 @@ pub enum Gate {
     Gelu = 1,
     /// `1 / (1 + e⁻ˣ)`.
     Sigmoid = 2,
+    /// `x Φ(x)` by the hyperbolic tangent.
+    GeluTanh = 3,
 }
 
 /// A factor of a matrix product, row-major.

@@ -26,6 +26,7 @@ pub(crate) fn fits(config: &GptConfig) -> bool {
         && config.key_heads() == config.heads
         && config.head_width.is_none()
         && config.attention == Attention::scaled_dot()
+        && config.is_plain()
 }
 
 pub(crate) fn config(json: &Value, path: &Path) -> Result<ModelConfig> {

@@ -1,9 +1,9 @@
-//! Llama in the Hugging Face layout and in GGUF: rotary positions, RMS norm, SwiGLU, grouped-query attention.
+//! Llama in the Hugging Face layout: rotary positions, RMS norm, SwiGLU, grouped-query attention; and Qwen2, which has
+//! biases in the projections of queries, keys and values.
 
 use super::config::Fields;
-use super::{Form, Layout, Mapped};
-use crate::files::gguf::Gguf;
-use crate::{Architecture, Error, GptConfig, ModelConfig, Result};
+use super::{Layout, Mapped};
+use crate::{Architecture, GptConfig, ModelConfig, Result};
 use qkv::Attention;
 use qkv_nn::layers::{FeedKind, NormKind, PositionKind};
 use serde_json::{Value, json};
@@ -15,11 +15,17 @@ pub(crate) fn fits(config: &GptConfig) -> bool {
         && config.norm == NormKind::Rms
         && config.activation == FeedKind::SwiGlu
         && config.attention == Attention::scaled_dot()
+        && config.is_plain()
         && config.qkv_bias() == config.bias
 }
 
+/// Whether Qwen2's configuration does.
+pub(crate) fn fits_qwen2(config: &GptConfig) -> bool {
+    !config.bias && config.qkv_bias() && fits(&GptConfig { qkv_bias: None, ..config.clone() })
+}
+
 /// The settings that all Llamas share.
-fn llama() -> GptConfig {
+pub(super) fn llama() -> GptConfig {
     GptConfig {
         positions: PositionKind::Rotary,
         norm: NormKind::Rms,
@@ -31,7 +37,9 @@ fn llama() -> GptConfig {
 
 pub(crate) fn config(json: &Value, path: &Path) -> Result<ModelConfig> {
     let fields = Fields { json, path };
+    let qwen2 = fields.word("model_type", "llama")? == "qwen2";
     fields.only("hidden_act", json!("silu"))?;
+    fields.only("use_sliding_window", json!(false))?;
     // Newer files store the base with the kind of scaling.
     let mut base = fields.number("rope_theta", 10_000.0)?;
     for name in ["rope_scaling", "rope_parameters"] {
@@ -46,7 +54,7 @@ pub(crate) fn config(json: &Value, path: &Path) -> Result<ModelConfig> {
         }
         base = scaling.number("rope_theta", base)?;
     }
-    let bias = fields.flag("attention_bias", false)?;
+    let bias = !qwen2 && fields.flag("attention_bias", false)?;
     if bias != fields.flag("mlp_bias", false)? {
         return Err(fields.wrong("attention_bias", "biases in some maps and not in others are not supported"));
     }
@@ -63,6 +71,7 @@ pub(crate) fn config(json: &Value, path: &Path) -> Result<ModelConfig> {
         max_positions: fields.whole(&["max_position_embeddings"])?.unwrap_or(2048),
         epsilon: fields.number("rms_norm_eps", 1e-6)?,
         bias,
+        qkv_bias: qwen2.then_some(true),
         tied: fields.flag("tie_word_embeddings", false)?,
         attention_dropout: fields.number("attention_dropout", 0.0)?,
         ..llama()
@@ -79,9 +88,10 @@ pub(crate) fn config(json: &Value, path: &Path) -> Result<ModelConfig> {
 }
 
 pub(crate) fn json(config: &ModelConfig, sizes: &GptConfig) -> Value {
+    let qwen2 = fits_qwen2(sizes);
     json!({
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        "model_type": if qwen2 { "qwen2" } else { "llama" },
+        "architectures": [if qwen2 { "Qwen2ForCausalLM" } else { "LlamaForCausalLM" }],
         "vocab_size": config.vocab_size,
         "hidden_size": sizes.d_model,
         "intermediate_size": sizes.ffn_dim,
@@ -105,7 +115,7 @@ pub(crate) fn json(config: &ModelConfig, sizes: &GptConfig) -> Value {
 }
 
 /// The parts of a layer by their names in Hugging Face's layout, in GGUF, and here.
-const PARTS: [[&str; 3]; 9] = [
+pub(super) const PARTS: [[&str; 3]; 9] = [
     ["self_attn.q_proj", "attn_q", "self_attn.q_proj"],
     ["self_attn.k_proj", "attn_k", "self_attn.k_proj"],
     ["self_attn.v_proj", "attn_v", "self_attn.v_proj"],
@@ -126,7 +136,9 @@ pub(crate) fn layout(sizes: &GptConfig) -> Layout {
                 tensors.push(Mapped::plain(name, format!("layers.{layer}.{ours}.{kind}")));
             };
             add("weight");
-            if sizes.bias && !theirs.ends_with("layernorm") {
+            let is_projection = ["q_proj", "k_proj", "v_proj"].iter().any(|name| theirs.ends_with(name));
+            let bias = if is_projection { sizes.qkv_bias() } else { sizes.bias };
+            if bias && !theirs.ends_with("layernorm") {
                 add("bias");
             }
         }
@@ -140,80 +152,4 @@ pub(crate) fn layout(sizes: &GptConfig) -> Layout {
         false => &["rotary_emb.inv_freq"],
     };
     Layout { prefix: "model.", tensors, ignored }
-}
-
-/// Configuration and layout of a GGUF file: a Llama, whose rows of queries and keys are permuted for adjacent rotary
-/// pairs, or a Qwen2, whose rows are not and whose projections of queries, keys and values have biases.
-pub(crate) fn of_gguf(file: &Gguf) -> Result<(ModelConfig, Layout)> {
-    let wrong = |name: &str, what: String| Error::format(file.path(), format!("value `{name}`"), what);
-    let name = "general.architecture";
-    let kind = file.text(name)?;
-    let qwen = match kind {
-        "llama" => false,
-        "qwen2" => true,
-        _ => return Err(wrong(name, format!("it is `{kind}`, expected `llama` or `qwen2`"))),
-    };
-    let of = |name: &str| format!("{kind}.{name}");
-    let scaling = of("rope.scaling.type");
-    if file.values().contains_key(&scaling) && file.text(&scaling)? != "none" {
-        return Err(wrong(&scaling, "scaled positions are not supported".into()));
-    }
-    let heads = file.whole(&of("attention.head_count"))?;
-    let width = file.whole(&of("embedding_length"))?;
-    let or = |name: String, other: usize| if file.values().contains_key(&name) { file.whole(&name) } else { Ok(other) };
-    let head_width = or(of("attention.key_length"), width / heads.max(1))?;
-    let turned = of("rope.dimension_count");
-    if or(turned.clone(), head_width)? != head_width {
-        return Err(wrong(&turned, "heads of which only a part turns are not supported".into()));
-    }
-    let base = of("rope.freq_base");
-    let sizes = GptConfig {
-        d_model: width,
-        ffn_dim: file.whole(&of("feed_forward_length"))?,
-        heads,
-        key_heads: Some(or(of("attention.head_count_kv"), heads)?),
-        head_width: Some(head_width).filter(|&found| found.saturating_mul(heads) != width),
-        layers: file.whole(&of("block_count"))?,
-        rotary_base: if file.values().contains_key(&base) { file.number(&base)? } else { 10_000.0 },
-        max_positions: file.whole(&of("context_length"))?,
-        epsilon: file.number(&of("attention.layer_norm_rms_epsilon"))?,
-        tied: file.shape("output.weight").is_none(),
-        qkv_bias: qwen.then_some(true),
-        ..llama()
-    };
-    let vocab_size = file.texts("tokenizer.ggml.tokens")?.len();
-    let token = |name: &str, other: u32| match file.values().contains_key(name) {
-        true => file.whole(name).and_then(|id| u32::try_from(id).map_err(|_| wrong(name, format!("{id}")))),
-        false => Ok(other),
-    };
-    let eos = token("tokenizer.ggml.eos_token_id", 0)?;
-    let config = ModelConfig {
-        model_type: "qkv".into(),
-        vocab_size,
-        pad_token_id: token("tokenizer.ggml.padding_token_id", eos)?,
-        bos_token_id: token("tokenizer.ggml.bos_token_id", eos)?,
-        eos_token_id: eos,
-        architecture: Architecture::Gpt(sizes.clone()),
-    };
-    let mut tensors = vec![Mapped::plain("token_embd.weight", "tokens.weight")];
-    for layer in 0..sizes.layers.min(1 << 10) {
-        for [_, theirs, ours] in PARTS {
-            let form = match theirs {
-                "attn_q" if !qwen => Form::Paired(sizes.heads),
-                "attn_k" if !qwen => Form::Paired(sizes.key_heads()),
-                _ => Form::Plain,
-            };
-            let parts = vec![format!("layers.{layer}.{ours}.weight")];
-            tensors.push(Mapped { name: format!("blk.{layer}.{theirs}.weight"), parts, form });
-            if qwen && ["attn_q", "attn_k", "attn_v"].contains(&theirs) {
-                let ours = format!("layers.{layer}.{ours}.bias");
-                tensors.push(Mapped::plain(format!("blk.{layer}.{theirs}.bias"), ours));
-            }
-        }
-    }
-    tensors.push(Mapped::plain("output_norm.weight", "norm.weight"));
-    if !sizes.tied {
-        tensors.push(Mapped::plain("output.weight", "lm_head.weight"));
-    }
-    Ok((config, Layout { prefix: "", tensors, ignored: &[] }))
 }

@@ -63,6 +63,8 @@ pub struct Tokenizer {
     marks: pieces::Marks,
     /// Upper bound on the factor by which the normalizer lengthens a text.
     growth: u64,
+    /// What the post-processor puts before a text.
+    start: Option<u32>,
 }
 
 impl Tokenizer {
@@ -107,14 +109,25 @@ impl Tokenizer {
         if highest as usize >= checks::MAX_TOKENS {
             return Err(whole(format!("a token has number {highest}, expected less than {}", checks::MAX_TOKENS)));
         }
-        let find = |names: &[&str]| names.iter().find_map(|&name| vocabulary.get(name).copied());
+        // Special tokens before others: vocabularies may have `<s>`, the strike-through of HTML, as a word.
+        let added = inner.get_added_tokens_decoder();
+        let special = |id: &u32| added.get(id).is_some_and(|token| token.special);
+        let find = |names: &[&str]| {
+            let find = |of: &dyn Fn(&u32) -> bool| {
+                names.iter().find_map(|&name| vocabulary.get(name).filter(|id| of(id)).copied())
+            };
+            find(&special).or_else(|| find(&|_| true))
+        };
         let eos = find(END).ok_or_else(|| whole("it has no token that ends a sentence".into()))?;
         let (pad, bos, unk) = (find(PAD).unwrap_or(eos), find(START).unwrap_or(eos), find(UNKNOWN));
         let marks = match inner.get_model() {
             tokenizers::ModelWrapper::WordLevel(_) => pieces::Marks::None,
             _ => pieces::Marks::of(vocabulary.keys()),
         };
-        Ok(Tokenizer { inner, len: highest as usize + 1, pad, bos, eos, unk, marks, growth })
+        let framed = catch_unwind(AssertUnwindSafe(|| inner.encode_fast("", true).map(|of| of.get_ids().to_vec())));
+        let first = framed.ok().and_then(Result::ok).and_then(|ids| ids.first().copied());
+        let start = first.filter(|&id| id != eos || id == bos);
+        Ok(Tokenizer { inner, len: highest as usize + 1, pad, bos, eos, unk, marks, growth, start })
     }
 
     /// Reads the tokenizer of a GGUF file.
@@ -288,6 +301,12 @@ impl Tokenizer {
             return self.encode(text);
         }
         text.split_inclusive('\n').flat_map(|line| self.encode(line)).collect()
+    }
+
+    /// Ids of a text that a model continues: those of [`encode_text`](Tokenizer::encode_text) after the start token,
+    /// where the tokenizer puts one before a text.
+    pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
+        self.start.into_iter().chain(self.encode_text(text)).collect()
     }
 
     /// The text of tokens, without special and unknown ids.

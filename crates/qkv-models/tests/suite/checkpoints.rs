@@ -5,8 +5,8 @@ use qkv::{Attention, Bias, Features, Mask};
 use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, write};
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::{
-    Architecture, Dialect, Encoder, EncoderConfig, Generator, GptConfig, Head, Inspection, Model, ModelConfig, Pooling,
-    Search, SpecialTokens, Translator,
+    Architecture, Dialect, Encoder, EncoderConfig, Generator, GptConfig, Head, Inspection, LocalLayers, Model,
+    ModelConfig, Pooling, Search, SpecialTokens, Translator,
 };
 use qkv_nn::Machine;
 use qkv_nn::layers::{FeedKind, NormKind, PositionKind};
@@ -34,6 +34,19 @@ fn llama() -> GptConfig {
     }
 }
 
+fn gemma() -> GptConfig {
+    GptConfig {
+        activation: FeedKind::GeGluTanh,
+        head_width: Some(8),
+        key_heads: Some(1),
+        sandwich_norm: true,
+        head_norm: true,
+        scaled_embedding: true,
+        local: Some(LocalLayers { window: 3, period: 2, rotary_base: 50.0 }),
+        ..llama()
+    }
+}
+
 /// Writes a new model into a folder.
 fn written(folder: &Path, sizes: GptConfig) -> Translator {
     let tokenizer = tokenizer();
@@ -46,11 +59,17 @@ fn written(folder: &Path, sizes: GptConfig) -> Translator {
 
 #[test]
 fn every_decoder_comes_back_from_its_folder_in_the_words_that_others_have_for_it() {
+    let narrow = Attention::scaled_dot().scale(0.25);
     let cases = [
         (gpt2(), Dialect::Gpt2, "transformer.h.1.attn.c_attn.weight"),
         (GptConfig { tied: false, ..gpt2() }, Dialect::Gpt2, "lm_head.weight"),
         (llama(), Dialect::Llama, "model.layers.1.self_attn.k_proj.weight"),
         (GptConfig { tied: false, bias: true, head_width: Some(10), ..llama() }, Dialect::Llama, "lm_head.weight"),
+        (GptConfig { qkv_bias: Some(true), ..llama() }, Dialect::Qwen2, "model.layers.1.self_attn.k_proj.bias"),
+        (gemma(), Dialect::Gemma3, "model.layers.1.post_feedforward_layernorm.weight"),
+        (GptConfig { attention: narrow, ..gemma() }, Dialect::Gemma3, "model.layers.0.self_attn.q_norm.weight"),
+        (GptConfig { local: None, ..gemma() }, Dialect::Own, "layers.1.self_attn.k_norm.weight"),
+        (GptConfig { scaled_embedding: true, ..llama() }, Dialect::Own, "layers.1.self_attn.k_proj.weight"),
         (GptConfig { key_heads: Some(1), ..gpt2() }, Dialect::Own, "layers.1.self_attn.k_proj.weight"),
     ];
     for (sizes, dialect, tensor) in cases {
@@ -173,6 +192,34 @@ fn settings_that_others_have_and_we_have_not_are_refused_by_name() {
     fs::write(&config, changed.to_string()).unwrap();
     let looked = Inspection::of(folder.path()).unwrap().to_string();
     assert!(looked.contains("does not fit: tensor `model.layers.2.mlp.up_proj.weight` is missing"), "{looked}");
+}
+
+#[test]
+fn settings_that_make_no_gemma_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    written(folder.path(), gemma());
+    let config = folder.path().join("config.json");
+    let whole: serde_json::Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    let local = "sliding_attention";
+    for (field, value, said) in [
+        ("hidden_activation", serde_json::json!("gelu"), "field `hidden_activation`"),
+        ("sliding_window", serde_json::json!(0), "field `sliding_window`: a window of 0 tokens"),
+        ("sliding_window", serde_json::json!("all"), "field `sliding_window`"),
+        ("layer_types", serde_json::json!([local]), "field `layer_types`"),
+        ("layer_types", serde_json::json!([local, "chunked_attention"]), "field `layer_types`"),
+        ("rope_scaling", serde_json::json!({ "rope_type": "linear", "factor": 8.0 }), "scaled as `linear`"),
+        ("rope_parameters", serde_json::json!({ local: { "rope_type": "yarn" } }), "scaled as `yarn`"),
+        ("query_pre_attn_scalar", serde_json::json!(0), "field `query_pre_attn_scalar`"),
+        ("final_logit_softcapping", serde_json::json!(30.0), "field `final_logit_softcapping`"),
+        ("num_key_value_heads", serde_json::json!(3), "config.json"),
+        ("head_dim", serde_json::json!(7), "rotary positions cannot turn heads of 7"),
+    ] {
+        let mut changed = whole.clone();
+        changed[field] = value;
+        fs::write(&config, changed.to_string()).unwrap();
+        let error = Generator::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(said), "{field}: {error}");
+    }
 }
 
 #[test]

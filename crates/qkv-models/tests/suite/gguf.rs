@@ -8,39 +8,39 @@ use qkv_nn::Machine;
 
 /// A file on its way.
 #[derive(Default)]
-struct Maker {
-    values: Vec<Vec<u8>>,
-    tensors: Vec<(String, Vec<u64>, u32, Vec<u8>)>,
+pub struct Maker {
+    pub values: Vec<Vec<u8>>,
+    pub tensors: Vec<(String, Vec<u64>, u32, Vec<u8>)>,
 }
 
-fn text(text: &str) -> Vec<u8> {
+pub fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
 impl Maker {
-    fn value(&mut self, name: &str, kind: u32, bytes: &[u8]) {
+    pub fn value(&mut self, name: &str, kind: u32, bytes: &[u8]) {
         self.values.push([&text(name)[..], &kind.to_le_bytes(), bytes].concat());
     }
 
-    fn whole(&mut self, name: &str, value: u32) {
+    pub fn whole(&mut self, name: &str, value: u32) {
         self.value(name, 4, &value.to_le_bytes());
     }
 
-    fn float(&mut self, name: &str, value: f32) {
+    pub fn float(&mut self, name: &str, value: f32) {
         self.value(name, 6, &value.to_le_bytes());
     }
 
-    fn word(&mut self, name: &str, word: &str) {
+    pub fn word(&mut self, name: &str, word: &str) {
         self.value(name, 8, &text(word));
     }
 
-    fn list(&mut self, name: &str, kind: u32, items: &[Vec<u8>]) {
+    pub fn list(&mut self, name: &str, kind: u32, items: &[Vec<u8>]) {
         let head = [&kind.to_le_bytes()[..], &(items.len() as u64).to_le_bytes()].concat();
         self.value(name, 9, &[head, items.concat()].concat());
     }
 
     /// A tensor of 8-bit blocks, or of plain numbers where it is a row.
-    fn tensor(&mut self, name: &str, shape: &[u64]) {
+    pub fn tensor(&mut self, name: &str, shape: &[u64]) {
         let count: u64 = shape.iter().product();
         let (kind, bytes) = match shape {
             [_] => (0, vec![1.0f32.to_le_bytes(); count as usize].concat()),
@@ -56,7 +56,7 @@ impl Maker {
         self.tensors.push((name.to_owned(), shape.to_vec(), kind, bytes));
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let mut head = b"GGUF".to_vec();
         head.extend(3u32.to_le_bytes());
         head.extend((self.tensors.len() as u64).to_le_bytes());
@@ -134,7 +134,7 @@ fn small() -> Maker {
     maker
 }
 
-fn opened(bytes: &[u8]) -> qkv_models::Result<Generator> {
+pub fn opened(bytes: &[u8]) -> qkv_models::Result<Generator> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
     std::fs::write(&path, bytes).unwrap();
@@ -210,7 +210,7 @@ fn rows_of_queries_and_keys_are_put_in_our_order() {
     }
 }
 
-fn refused(bytes: &[u8], said: &str) {
+pub fn refused(bytes: &[u8], said: &str) {
     let error = opened(bytes).expect_err(said).to_string();
     assert!(error.contains("m.gguf") && error.contains(said), "{error}");
 }

@@ -3,6 +3,7 @@
 mod archive;
 mod audio;
 mod checkpoints;
+mod gemma;
 mod gguf;
 mod han;
 mod images;

@@ -4,7 +4,8 @@ use qkv::{Attention, Bias, Features, Mask};
 use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
 use qkv_models::{
-    Architecture, Batch, GptConfig, Model, ModelConfig, RecurrentConfig, Rows, SpecialTokens, TransformerConfig,
+    Architecture, Batch, GptConfig, LocalLayers, Model, ModelConfig, RecurrentConfig, Rows, SpecialTokens,
+    TransformerConfig,
 };
 use qkv_nn::layers::{AttentionStyle, FeedKind, NormKind, NormPlace, PositionKind};
 use qkv_nn::{AdamW, Gradients, Machine, Moments, Parameters, Pool, Precision, Tape};
@@ -32,6 +33,7 @@ fn transformers() -> Vec<(&'static str, Architecture)> {
             "post-norm, learned, untied",
             TransformerConfig { norm: NormPlace::Post, positions: PositionKind::Learned, tied: false, ..small() },
         ),
+        ("norms on both sides", TransformerConfig { norm: NormPlace::Both, ..small() }),
         ("grouped", TransformerConfig { key_heads: Some(2), ..small() }),
         ("window", own(Attention::scaled_dot().mask(Mask::window(2, 2)))),
         ("linear", own(Attention::linear(Features::Elu))),
@@ -86,10 +88,22 @@ fn gpts() -> Vec<(&'static str, Architecture)> {
         bias: false,
         ..small_gpt()
     };
+    let gemma = GptConfig {
+        activation: FeedKind::GeGluTanh,
+        key_heads: Some(1),
+        head_width: Some(10),
+        sandwich_norm: true,
+        head_norm: true,
+        scaled_embedding: true,
+        rotary_base: 1e6,
+        local: Some(LocalLayers { window: 3, period: 2, rotary_base: 1e4 }),
+        ..llama.clone()
+    };
     [
         ("gpt", small_gpt()),
         ("llama", llama.clone()),
         ("llama, untied, wide heads", GptConfig { tied: false, head_width: Some(10), ..llama }),
+        ("gemma", gemma),
         ("gpt, window", GptConfig { attention: Attention::scaled_dot().mask(Mask::window(3, 0)), ..small_gpt() }),
     ]
     .map(|(name, config)| (name, Architecture::Gpt(config)))

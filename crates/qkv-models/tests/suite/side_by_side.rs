@@ -7,8 +7,8 @@ use qkv_cuda::{Cuda, Dtype};
 use qkv_models::files::tensors::Storage;
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::{
-    Architecture, Finish, Generated, Generation, Generator, GptConfig, Model, ModelConfig, Sampling, Search,
-    SpecialTokens, Translator,
+    Architecture, Finish, Generated, Generation, Generator, GptConfig, LocalLayers, Model, ModelConfig, Sampling,
+    Search, SpecialTokens, Translator,
 };
 use qkv_nn::Machine;
 use qkv_nn::layers::{FeedKind, NormKind, PositionKind};
@@ -32,7 +32,19 @@ fn models() -> Vec<(&'static str, GptConfig)> {
     let alibi = GptConfig { attention: alibi, positions: PositionKind::None, ..gpt.clone() };
     let general = GptConfig { attention: Attention::general(), ..gpt.clone() };
     let sines = GptConfig { positions: PositionKind::Sinusoidal, ..gpt.clone() };
-    let named = [("gpt", gpt), ("llama", llama), ("window", window), ("alibi", alibi), ("sinusoidal", sines)];
+    let gemma = GptConfig {
+        activation: FeedKind::GeGluTanh,
+        head_width: Some(8),
+        key_heads: Some(1),
+        sandwich_norm: true,
+        head_norm: true,
+        scaled_embedding: true,
+        rotary_base: 1e6,
+        local: Some(LocalLayers { window: 4, period: 2, rotary_base: 1e4 }),
+        ..llama.clone()
+    };
+    let named =
+        [("gpt", gpt), ("llama", llama), ("gemma", gemma), ("window", window), ("alibi", alibi), ("sinusoidal", sines)];
     // The last one attends on the CPU.
     named.into_iter().chain([("general score", general)]).collect()
 }

@@ -19,6 +19,9 @@ pub enum NormPlace {
     Pre,
     /// After each residual sum, as in the original Transformer.
     Post,
+    /// Before each sublayer and again on what it adds (Ding et al. 2021, arXiv:2105.13290), and once after the last
+    /// layer.
+    Both,
 }
 
 /// The configuration of a layer.
@@ -67,28 +70,40 @@ impl BlockConfig {
     }
 }
 
+/// The norms of a sublayer.
+#[derive(Clone, Copy, Debug)]
+struct SublayerNorm {
+    norm: Norm,
+    /// Of what it adds, where the norms are on both sides.
+    after: Option<Norm>,
+}
+
 /// A Transformer layer.
 #[derive(Clone, Debug)]
 pub struct Block {
     self_attn: MultiHead,
-    self_norm: Norm,
-    cross: Option<(MultiHead, Norm)>,
+    self_norm: SublayerNorm,
+    cross: Option<(MultiHead, SublayerNorm)>,
     feed: FeedForward,
-    feed_norm: Norm,
+    feed_norm: SublayerNorm,
     norm: NormPlace,
     dropout: f64,
 }
 
 impl Block {
     /// Parameters: `self_attn`, `self_attn_layer_norm`, `encoder_attn`, `encoder_attn_layer_norm`, `fc1`, `fc2`,
-    /// `gate`, `final_layer_norm`, named as in the translation models of Hugging Face.
+    /// `gate`, `final_layer_norm`, named as in the translation models of Hugging Face; with norms on both sides
+    /// `post_self_attn_layer_norm`, `post_encoder_attn_layer_norm` and `post_final_layer_norm`, too.
     ///
     /// # Errors
     /// As [`MultiHead::new`].
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &BlockConfig) -> qkv::Result<Self> {
         let BlockConfig { width, inner, feed, feed_bias, norm, dropout, inner_dropout, own, cross, .. } = config;
-        let new_norm =
-            |at: &mut Builder<'_, T>, name: &str| Norm::new(&mut at.at(name), *width, config.norm_kind, config.epsilon);
+        let new_norm = |at: &mut Builder<'_, T>, name: &str| {
+            let mut one = |name: &str| Norm::new(&mut at.at(name), *width, config.norm_kind, config.epsilon);
+            let after = *norm == NormPlace::Both;
+            SublayerNorm { norm: one(name), after: after.then(|| one(&format!("post_{name}"))) }
+        };
         let self_attn = MultiHead::new(&mut at.at("self_attn"), *width, own)?;
         let self_norm = new_norm(at, "self_attn_layer_norm");
         let cross = match cross {
@@ -109,15 +124,18 @@ impl Block {
         &self,
         tape: &mut Tape<'_, T>,
         x: Var<T>,
-        (norm, output): (&Norm, OutputMap),
+        (SublayerNorm { norm, after }, output): (&SublayerNorm, OutputMap),
         sublayer: impl FnOnce(&mut Tape<'_, T>, &Var<T>) -> qkv::Result<Var<T>>,
     ) -> qkv::Result<Var<T>> {
         match self.norm {
-            NormPlace::Pre => {
+            NormPlace::Pre | NormPlace::Both => {
                 let normalized = norm.forward(tape, &x);
                 let inner = sublayer(tape, &normalized)?;
                 drop(normalized);
-                Ok(output.added(tape, &inner, &x, self.dropout))
+                let Some(after) = after else { return Ok(output.added(tape, &inner, &x, self.dropout)) };
+                let y = output.forward(tape, &inner);
+                let y = after.forward(tape, &y);
+                Ok(tape.residual(&x, y, self.dropout))
             }
             NormPlace::Post => {
                 let inner = sublayer(tape, &x)?;
@@ -127,13 +145,13 @@ impl Block {
         }
     }
 
-    /// Norm and last map of self-attention.
-    fn own(&self) -> (&Norm, OutputMap) {
+    /// Norms and last map of self-attention.
+    fn own(&self) -> (&SublayerNorm, OutputMap) {
         (&self.self_norm, self.self_attn.output())
     }
 
-    /// Norm and last map of the feed-forward sublayer.
-    fn last(&self) -> (&Norm, OutputMap) {
+    /// Norms and last map of the feed-forward sublayer.
+    fn last(&self) -> (&SublayerNorm, OutputMap) {
         (&self.feed_norm, OutputMap::plain(self.feed.output()))
     }
 

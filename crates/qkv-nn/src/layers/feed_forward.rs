@@ -23,6 +23,9 @@ pub enum FeedKind {
     /// GEGLU: `gelu(W_g x) · W₁ x`, of the same paper.
     #[serde(rename = "geglu")]
     GeGlu,
+    /// The same with GELU by the hyperbolic tangent, as in Gemma.
+    #[serde(rename = "geglu-tanh")]
+    GeGluTanh,
 }
 
 impl FeedKind {
@@ -32,6 +35,7 @@ impl FeedKind {
             FeedKind::Relu | FeedKind::Gelu | FeedKind::GeluTanh => None,
             FeedKind::SwiGlu => Some(Gate::Silu),
             FeedKind::GeGlu => Some(Gate::Gelu),
+            FeedKind::GeGluTanh => Some(Gate::GeluTanh),
         }
     }
 
@@ -41,7 +45,7 @@ impl FeedKind {
             FeedKind::Relu => Activation::Relu,
             FeedKind::Gelu => Activation::Gelu,
             FeedKind::GeluTanh => Activation::GeluTanh,
-            FeedKind::SwiGlu | FeedKind::GeGlu => Activation::None,
+            FeedKind::SwiGlu | FeedKind::GeGlu | FeedKind::GeGluTanh => Activation::None,
         }
     }
 }

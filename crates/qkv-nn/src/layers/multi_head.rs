@@ -1,7 +1,7 @@
 //! Multi-head attention with its four projections, W_Q, W_K, W_V and W_O (Vaswani et al. 2017): self or cross, any
 //! attention of the library, with a cache for decoding.
 
-use super::{Builder, KvCache, Linear};
+use super::{Builder, KvCache, Linear, Norm, NormKind};
 use crate::float::Float;
 use crate::heads::Heads;
 use crate::loops::Gate;
@@ -30,6 +30,9 @@ pub struct AttentionConfig {
     pub bias: bool,
     /// Whether the output projection has one.
     pub out_bias: bool,
+    /// `ε` of an RMS norm of each head of queries and keys, before they are rotated (Henry et al. 2020,
+    /// arXiv:2010.04245), where there is one.
+    pub head_norm: Option<f64>,
     /// Whether a second output projection is the gate of the first: attention on attention (Huang et al. 2019,
     /// arXiv:1908.06954), without the query.
     pub gated: bool,
@@ -40,10 +43,19 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
-    /// With all biases, head width `C / Hq`, no gate, no penalty and no guide.
+    /// With all biases, head width `C / Hq`, no norm of heads, no gate, no penalty and no guide.
     pub fn new(attention: Attention, heads: Heads) -> Self {
-        let (head_width, bias, out_bias, gated, entropy, guide) = (None, true, true, false, 0.0, None);
-        AttentionConfig { attention, heads, head_width, bias, out_bias, gated, entropy, guide }
+        AttentionConfig {
+            attention,
+            heads,
+            head_width: None,
+            bias: true,
+            out_bias: true,
+            head_norm: None,
+            gated: false,
+            entropy: 0.0,
+            guide: None,
+        }
     }
 }
 
@@ -61,7 +73,7 @@ impl OutputMap {
     }
 
     /// `W x + b`, times the sigmoid of the gate where there is one.
-    fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>) -> Var<T> {
+    pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>) -> Var<T> {
         let Some(gate) = self.gate else { return self.linear.forward(tape, x) };
         let both = [self.linear, gate].map(|linear| (linear.weight, linear.bias));
         let [y, gate] = tape.linear_together(x, both);
@@ -85,6 +97,8 @@ pub struct MultiHead {
     k: Linear,
     v: Linear,
     out: OutputMap,
+    /// Of each head of queries, and of keys.
+    norms: Option<[Norm; 2]>,
     parameters: ScoreParameters,
     config: AttentionConfig,
     head_width: usize,
@@ -107,8 +121,8 @@ pub(super) fn check(attention: &Attention) -> qkv::Result<()> {
 }
 
 impl MultiHead {
-    /// For rows of `width`. Parameters: `q_proj`, `k_proj`, `v_proj`, `out_proj`, `out_gate`, and those of the
-    /// score.
+    /// For rows of `width`. Parameters: `q_proj`, `k_proj`, `v_proj`, `out_proj`, `out_gate`, `q_norm`, `k_norm`, and
+    /// those of the score.
     ///
     /// # Errors
     /// Where the heads do not divide the width, or the description needs data that a layer does not have.
@@ -133,6 +147,9 @@ impl MultiHead {
             linear: linear(at, "out_proj", query * head_width, width),
             gate: config.gated.then(|| linear(at, "out_gate", query * head_width, width)),
         };
+        let norms = config.head_norm.map(|epsilon| {
+            ["q_norm", "k_norm"].map(|name| Norm::new(&mut at.at(name), head_width, NormKind::Rms, epsilon))
+        });
         let attention = &config.attention;
         let parameters = ScoreParameters {
             w: (attention.score == Score::General)
@@ -143,7 +160,26 @@ impl MultiHead {
             table: attention.bias.reach().map(|reach| at.add("score.relative", &[query, 2 * reach + 1], Init::Zeros)),
             sinks: attention.sinks.then(|| at.add("score.sinks", &[query], Init::Zeros)),
         };
-        Ok(MultiHead { q, k, v, out, parameters, config: config.clone(), head_width, label: at.label() })
+        Ok(MultiHead { q, k, v, out, norms, parameters, config: config.clone(), head_width, label: at.label() })
+    }
+
+    /// Queries or keys, `[B, N, H·D]`, every head normalized by one of the two norms.
+    fn normalized_head<T: Float>(&self, tape: &mut Tape<'_, T>, which: usize, y: Var<T>) -> Var<T> {
+        let Some(norms) = &self.norms else { return y };
+        let shape = y.shape().to_vec();
+        let rows = y.value().len() / self.head_width.max(1);
+        let y = y.reshaped(&[1, rows, self.head_width]);
+        norms[which].forward(tape, &y).reshaped(&shape)
+    }
+
+    /// Queries and keys with normalized heads.
+    fn normalized<T: Float>(&self, tape: &mut Tape<'_, T>, [q, k]: [Var<T>; 2]) -> [Var<T>; 2] {
+        [self.normalized_head(tape, 0, q), self.normalized_head(tape, 1, k)]
+    }
+
+    /// Queries and keys with normalized heads, rotated by the angles of their positions.
+    fn turned<T: Float>(&self, tape: &mut Tape<'_, T>, pair: [Var<T>; 2], angles: Option<&Angles<T>>) -> [Var<T>; 2] {
+        self.normalized(tape, pair).map(|y| rotated(tape, y, angles))
     }
 
     fn options(&self) -> AttendOptions<'_> {
@@ -186,8 +222,8 @@ impl MultiHead {
         query_lengths: Option<&[usize]>,
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
-        let q = project(tape, self.q, x, angles);
-        let k = project(tape, self.k, memory, angles);
+        let [q, k] = [self.q.forward(tape, x), self.k.forward(tape, memory)];
+        let [q, k] = self.turned(tape, [q, k], angles);
         let v = self.v.forward(tape, memory);
         let options = AttendOptions { key_lengths, query_lengths, ..self.options() };
         if let Some(guide) = self.config.guide {
@@ -208,8 +244,8 @@ impl MultiHead {
         segments: &[i32],
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
-        let q = project(tape, self.q, x, angles);
-        let k = project(tape, self.k, x, angles);
+        let [q, k] = [self.q, self.k].map(|projection| projection.forward(tape, x));
+        let [q, k] = self.turned(tape, [q, k], angles);
         let v = self.v.forward(tape, x);
         let options = AttendOptions { segments: Some(segments), ..self.options() };
         tape.attend(&q, &k, &v, None, &options)
@@ -226,6 +262,7 @@ impl MultiHead {
         lengths: &[usize],
     ) -> qkv::Result<Var<T>> {
         let [q, k, v] = [self.q, self.k, self.v].map(|projection| projection.forward(tape, x));
+        let [q, k] = self.normalized(tape, [q, k]);
         tape.attend_packed([&q, &k, &v], lengths, &self.options())
     }
 
@@ -251,6 +288,7 @@ impl MultiHead {
     /// Where the cache is for another number of sequences.
     pub fn fill<T: Float>(&self, tape: &mut Tape<'_, T>, memory: &Var<T>, cache: &mut KvCache<T>) -> qkv::Result<()> {
         let [k, v] = tape.linear_together(memory, [self.k, self.v].map(|linear| (linear.weight, linear.bias)));
+        let k = self.normalized_head(tape, 1, k);
         cache.fill(k.value(), v.value())
     }
 
@@ -268,6 +306,7 @@ impl MultiHead {
     ) -> qkv::Result<Var<T>> {
         let start = cache.len();
         let [q, k, v] = tape.linear_together(x, [self.q, self.k, self.v].map(|linear| (linear.weight, linear.bias)));
+        let [q, k] = self.normalized(tape, [q, k]);
         if let Some(q) = cache.append_counted(q.value(), k.value(), v.value(), angles)? {
             return tape.attend_cached(&tape.constant(q), cache, &self.options());
         }
@@ -294,7 +333,7 @@ impl MultiHead {
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
         let [q, k, v] = tape.linear_together(x, [self.q, self.k, self.v].map(|linear| (linear.weight, linear.bias)));
-        let [q, k] = [q, k].map(|y| rotated(tape, y, angles));
+        let [q, k] = self.turned(tape, [q, k], angles);
         let mut heads = Vec::with_capacity(q.value().len());
         for (b, cache) in caches.iter_mut().enumerate() {
             let [q, k, v] = [&q, &k, &v].map(|x| x.value().select(&[b]));
@@ -321,15 +360,10 @@ impl MultiHead {
         start: usize,
     ) -> qkv::Result<Var<T>> {
         let q = self.q.forward(tape, x);
+        let q = self.normalized_head(tape, 0, q);
         let options = AttendOptions { key_lengths, start, ..self.options() };
         tape.attend_cached(&q, cache, &options)
     }
-}
-
-/// A projection of `x`, rotated by the angles of its positions.
-fn project<T: Float>(tape: &mut Tape<'_, T>, projection: Linear, x: &Var<T>, angles: Option<&Angles<T>>) -> Var<T> {
-    let y = projection.forward(tape, x);
-    rotated(tape, y, angles)
 }
 
 fn rotated<T: Float>(tape: &mut Tape<'_, T>, y: Var<T>, angles: Option<&Angles<T>>) -> Var<T> {

@@ -33,6 +33,20 @@ fn gelu_argument<T: Smooth>(x: T) -> T {
     T::of_f64(ROOT) * (x + T::of_f64(CUBE) * x * x * x)
 }
 
+/// `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`.
+#[inline(always)]
+pub(super) fn gelu_tanh<T: Smooth>(x: T) -> T {
+    x * T::of_f64(0.5) * (T::ONE + gelu_argument(x).hyperbolic_tangent())
+}
+
+/// Its derivative.
+#[inline(always)]
+pub(super) fn gelu_tanh_slope<T: Smooth>(x: T) -> T {
+    let (half, root, cube) = (T::of_f64(0.5), T::of_f64(ROOT), T::of_f64(3.0 * CUBE));
+    let y = gelu_argument(x).hyperbolic_tangent();
+    half * (T::ONE + y + x * (T::ONE - y * y) * root * (T::ONE + cube * x * x))
+}
+
 /// Bias, activation and dropout of one row.
 pub struct Activate<'a, T> {
     pub(crate) row: &'a mut [T],
@@ -74,9 +88,8 @@ impl<T: Smooth> Pass for Activate<'_, T> {
                 }
             }
             Activation::GeluTanh => {
-                let half = T::of_f64(0.5);
                 for x in row.iter_mut() {
-                    *x = *x * half * (T::ONE + gelu_argument(*x).hyperbolic_tangent());
+                    *x = gelu_tanh(*x);
                 }
             }
             Activation::Tanh => {
@@ -131,11 +144,8 @@ impl<T: Smooth> Pass for ActivationGradient<'_, T> {
                 }
             }
             Activation::GeluTanh => {
-                let (half, root) = (T::of_f64(0.5), T::of_f64(ROOT));
-                let cube = T::of_f64(3.0 * CUBE);
                 for (g, &x) in pairs {
-                    let y = gelu_argument(x).hyperbolic_tangent();
-                    *g = *g * half * (T::ONE + y + x * (T::ONE - y * y) * root * (T::ONE + cube * x * x));
+                    *g *= gelu_tanh_slope(x);
                 }
             }
             // The output before dropout; what was dropped has no gradient.

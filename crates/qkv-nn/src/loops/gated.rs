@@ -1,5 +1,6 @@
 //! The gated activation `f(gate) · up`, and its gradients.
 
+use super::activation::{gelu_tanh, gelu_tanh_slope};
 use qkv_simd::pass::{Pass, Smooth};
 
 /// What is made of a gate before it multiplies.
@@ -9,6 +10,8 @@ pub enum Gate {
     Silu,
     /// `x Φ(x)`: GEGLU.
     Gelu,
+    /// Its approximation by the hyperbolic tangent: GEGLU in Gemma.
+    GeluTanh,
     /// `1 / (1 + e⁻ˣ)`: GLU.
     Sigmoid,
 }
@@ -39,6 +42,7 @@ impl<T: Smooth> Pass for Gated<'_, T> {
         match self.of {
             Gate::Silu => all.for_each(|((y, &gate), &up)| *y = gate * gate.sigmoid() * up),
             Gate::Gelu => all.for_each(|((y, &gate), &up)| *y = gelu(gate)[0] * up),
+            Gate::GeluTanh => all.for_each(|((y, &gate), &up)| *y = gelu_tanh(gate) * up),
             Gate::Sigmoid => all.for_each(|((y, &gate), &up)| *y = gate.sigmoid() * up),
         }
     }
@@ -73,6 +77,12 @@ impl<T: Smooth> Pass for GatedGradient<'_, T> {
                     let [open, slope] = gelu(gate);
                     *d_gate = *g * up * slope;
                     *g *= open;
+                }
+            }
+            Gate::GeluTanh => {
+                for (((g, d_gate), &gate), &up) in all {
+                    *d_gate = *g * up * gelu_tanh_slope(gate);
+                    *g *= gelu_tanh(gate);
                 }
             }
             Gate::Sigmoid => {

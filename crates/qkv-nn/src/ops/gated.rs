@@ -12,6 +12,7 @@ impl Gate {
         match self {
             Gate::Silu => qkv_cuda::operations::Gate::Silu,
             Gate::Gelu => qkv_cuda::operations::Gate::Gelu,
+            Gate::GeluTanh => qkv_cuda::operations::Gate::GeluTanh,
             Gate::Sigmoid => qkv_cuda::operations::Gate::Sigmoid,
         }
     }

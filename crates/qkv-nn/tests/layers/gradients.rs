@@ -4,7 +4,7 @@
 use qkv::{Attention, Bias, Features, Mask};
 use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
-use qkv_nn::layers::{AttentionPool, Builder};
+use qkv_nn::layers::{AttentionConfig, AttentionPool, Block, BlockConfig, Builder, FeedKind, NormKind, NormPlace};
 use qkv_nn::{
     Activation, Angles, AttendOptions, Gate, Gradients, Heads, Init, Machine, Parameters, Pool, Positions,
     ScoreParameters, Tape, Target, Tensor, Var, Windows,
@@ -305,12 +305,40 @@ fn rotary_scores_depend_on_the_distance_alone() {
 #[test]
 fn gates() {
     let p = parameters(&[]);
-    for of in [Gate::Silu, Gate::Gelu, Gate::Sigmoid] {
+    for of in [Gate::Silu, Gate::Gelu, Gate::GeluTanh, Gate::Sigmoid] {
         check("gate", &p, &[numbers(&[3, 70], 1), numbers(&[3, 70], 2)], &|tape, x| {
             let y = tape.gated(&x[0], &x[1], of);
             (Some(tape.gated(&y, &x[0], of)), 0.0)
         });
     }
+}
+
+#[test]
+fn a_layer_with_norms_on_both_sides_and_of_its_heads() {
+    let mask = Mask::causal() & Mask::window(1, 0);
+    let own = AttentionConfig {
+        bias: false,
+        out_bias: false,
+        head_width: Some(12),
+        head_norm: Some(1e-6),
+        ..AttentionConfig::new(Attention::scaled_dot().mask(mask), Heads { query: 2, key: 1 })
+    };
+    let config = BlockConfig {
+        feed: FeedKind::GeGluTanh,
+        feed_bias: false,
+        norm: NormPlace::Both,
+        norm_kind: NormKind::Rms,
+        epsilon: 1e-6,
+        ..BlockConfig::new(16, 24, own)
+    };
+    let mut p = Parameters::new();
+    let block = Block::new(&mut Builder::new(&mut p, 3), &config).unwrap();
+    let names: Vec<&str> = p.all().map(|param| p.name(param)).filter(|name| name.contains("norm")).collect();
+    assert_eq!(names.len(), 6, "{names:?}");
+    let angles = Angles::new(12, 100.0, 2, 4);
+    check("sandwich", &p, &[numbers(&[2, 4, 16], 1)], &|tape, x| {
+        (Some(block.forward(tape, x[0].clone(), None, Some(&angles), None).unwrap()), 0.0)
+    });
 }
 
 #[test]

@@ -1,13 +1,19 @@
-//! The tokenizer of a GGUF file, as the `tokenizer.json` it was made from.
+//! The tokenizer of a GGUF file, as the `tokenizer.json` it was made from: the byte-level BPE of the GPTs, or the BPE
+//! of SentencePiece (Kudo and Richardson 2018, arXiv:1808.06226), which Llama and Gemma have.
 
 use crate::files::gguf::{Gguf, MetadataValue};
 use crate::{Error, Result};
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 
-/// Type of control tokens.
+/// Types of tokens.
+const UNKNOWN: f64 = 2.0;
 const CONTROL: f64 = 3.0;
-/// Type of user-defined tokens.
 const ADDED: f64 = 4.0;
+const BYTE: f64 = 6.0;
+
+/// The mark that SentencePiece has for a space.
+const SPACE: &str = "▁";
 
 /// How Qwen2 cuts text: contractions, words, single digits, punctuation, line ends, spaces.
 const QWEN2: &str = concat!(
@@ -15,52 +21,182 @@ const QWEN2: &str = concat!(
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
-/// The `tokenizer.json` of a byte-level BPE, the tokenizer of the GPTs.
+/// The tokens of a file with their types.
+struct GgufTokens<'a> {
+    file: &'a Gguf,
+    tokens: &'a [String],
+    /// Empty where all are of the normal type.
+    kinds: &'a [f64],
+}
+
+fn wrong(file: &Gguf, name: &str, what: impl Into<String>) -> Error {
+    Error::format(file.path(), format!("value `{name}`"), what)
+}
+
+/// The `tokenizer.json` of a file.
 pub(super) fn json(file: &Gguf) -> Result<String> {
-    let wrong = |name: &str, what: String| Error::format(file.path(), format!("value `{name}`"), what);
+    let tokens = GgufTokens::of(file)?;
     let name = "tokenizer.ggml.model";
-    let kind = file.text(name)?;
-    if kind != "gpt2" {
-        return Err(wrong(name, format!("it is `{kind}`, expected `gpt2`")));
+    match file.text(name)? {
+        "gpt2" => tokens.bytes(),
+        "llama" => tokens.sentence_pieces(),
+        kind => Err(wrong(file, name, format!("it is `{kind}`, expected `gpt2` or `llama`"))),
     }
-    let name = "tokenizer.ggml.pre";
-    let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
-    let cut = if file.values().contains_key(name) { file.text(name)? } else { "default" };
-    let qwen = cut == "qwen2";
-    let cutting = match cut {
-        "default" | "gpt-2" => bytes.clone(),
-        "smollm" => json!({ "type": "Sequence",
-            "pretokenizers": [{ "type": "Digits", "individual_digits": true }, bytes] }),
-        "qwen2" => json!({ "type": "Sequence", "pretokenizers": [
-            { "type": "Split", "pattern": { "Regex": QWEN2 }, "behavior": "Isolated", "invert": false },
-            { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false }] }),
-        other => return Err(wrong(name, format!("text cut as `{other}` is not supported"))),
-    };
-    let name = "tokenizer.ggml.tokens";
-    let tokens = file.texts(name)?;
-    let mut vocabulary = Map::new();
-    for (id, token) in tokens.iter().enumerate() {
-        if vocabulary.insert(token.clone(), json!(id)).is_some() {
-            return Err(wrong(name, format!("`{token}` is there twice")));
+}
+
+impl<'a> GgufTokens<'a> {
+    fn of(file: &'a Gguf) -> Result<Self> {
+        let tokens = file.texts("tokenizer.ggml.tokens")?;
+        let kinds = numbers(file, "tokenizer.ggml.token_type", tokens.len())?.unwrap_or_default();
+        Ok(GgufTokens { file, tokens, kinds })
+    }
+
+    /// The vocabulary: the number of each token.
+    fn vocabulary(&self) -> Result<Map<String, Value>> {
+        let mut vocabulary = Map::new();
+        for (id, token) in self.tokens.iter().enumerate() {
+            if vocabulary.insert(token.clone(), json!(id)).is_some() {
+                return Err(wrong(self.file, "tokenizer.ggml.tokens", format!("`{token}` is there twice")));
+            }
         }
+        Ok(vocabulary)
     }
-    let kinds = match file.values().get("tokenizer.ggml.token_type") {
-        Some(MetadataValue::Numbers(kinds)) if kinds.len() == tokens.len() => &kinds[..],
-        None => &[],
-        Some(_) => return Err(wrong("tokenizer.ggml.token_type", "expected a number for each token".into())),
-    };
-    let added: Vec<_> = (tokens.iter().zip(kinds).enumerate())
-        .filter(|(_, (_, kind))| [CONTROL, ADDED].contains(kind))
-        .map(|(id, (token, &kind))| {
+
+    /// The first token of a type.
+    fn first(&self, kind: f64) -> Option<&str> {
+        self.kinds.iter().position(|&found| found == kind).map(|id| self.tokens[id].as_str())
+    }
+
+    /// Tokens that are found in a text before it is cut: control tokens, and those that a user has defined.
+    fn added(&self) -> Vec<Value> {
+        let added = self.tokens.iter().zip(self.kinds).enumerate();
+        let added = added.filter(|(_, (_, kind))| [CONTROL, ADDED].contains(kind));
+        let entry = |(id, (token, &kind)): (usize, (&String, &f64))| {
             json!({ "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
                     "normalized": false, "special": kind == CONTROL })
-        })
-        .collect();
-    let normalizer = if qwen { json!({ "type": "NFC" }) } else { json!(null) };
-    let merges = file.texts("tokenizer.ggml.merges")?;
-    let model = json!({ "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocabulary, "merges": merges });
-    Ok(json!({ "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": normalizer,
-        "pre_tokenizer": cutting, "post_processor": null, "decoder": bytes, "model": model })
-    .to_string())
+        };
+        added.map(entry).collect()
+    }
+
+    /// What puts the start token before a text, where the file asks for one.
+    fn post_processor(&self) -> Result<Value> {
+        if !flag(self.file, "tokenizer.ggml.add_bos_token", false)? {
+            return Ok(Value::Null);
+        }
+        let name = "tokenizer.ggml.bos_token_id";
+        let id = self.file.whole(name)?;
+        let Some(start) = self.tokens.get(id) else {
+            return Err(wrong(self.file, name, format!("{id} of {} tokens", self.tokens.len())));
+        };
+        let special = json!({ "SpecialToken": { "id": start, "type_id": 0 } });
+        let text = |id: &str, kind: u32| json!({ "Sequence": { "id": id, "type_id": kind } });
+        Ok(json!({ "type": "TemplateProcessing", "single": [&special, text("A", 0)],
+            "pair": [&special, text("A", 0), text("B", 1)],
+            "special_tokens": { start: { "id": start, "ids": [id], "tokens": [start] } } }))
+    }
+
+    /// A byte-level BPE.
+    fn bytes(&self) -> Result<String> {
+        let (file, name) = (self.file, "tokenizer.ggml.pre");
+        let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+        let cut = if file.values().contains_key(name) { file.text(name)? } else { "default" };
+        let qwen = cut == "qwen2";
+        let cutting = match cut {
+            "default" | "gpt-2" => bytes.clone(),
+            "smollm" => json!({ "type": "Sequence",
+                "pretokenizers": [{ "type": "Digits", "individual_digits": true }, bytes] }),
+            "qwen2" => json!({ "type": "Sequence", "pretokenizers": [
+                { "type": "Split", "pattern": { "Regex": QWEN2 }, "behavior": "Isolated", "invert": false },
+                { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false }] }),
+            other => return Err(wrong(file, name, format!("text cut as `{other}` is not supported"))),
+        };
+        let normalizer = if qwen { json!({ "type": "NFC" }) } else { json!(null) };
+        let merges = file.texts("tokenizer.ggml.merges")?;
+        let model = json!({ "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": self.vocabulary()?,
+            "merges": merges });
+        Ok(json!({ "version": "1.0", "truncation": null, "padding": null, "added_tokens": self.added(),
+            "normalizer": normalizer, "pre_tokenizer": cutting, "post_processor": self.post_processor()?,
+            "decoder": bytes, "model": model })
+        .to_string())
+    }
+
+    /// The BPE of SentencePiece: spaces are marked, characters that are not in the vocabulary are spelled in bytes.
+    fn sentence_pieces(&self) -> Result<String> {
+        let prefix = flag(self.file, "tokenizer.ggml.add_space_prefix", true)?;
+        let marked = json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE });
+        let normalizer = match prefix {
+            true => json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": SPACE }, marked] }),
+            false => marked,
+        };
+        // Cuts nothing, as no space is left: it says that lines are not to be tokenized one by one.
+        let cutting = json!({ "type": "Split", "pattern": { "String": " " }, "behavior": "MergedWithPrevious",
+            "invert": false });
+        let mut decoders = vec![
+            json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " }),
+            json!({ "type": "ByteFallback" }),
+            json!({ "type": "Fuse" }),
+        ];
+        if prefix {
+            decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+        }
+        let name = "tokenizer.ggml.unknown_token_id";
+        let unknown = match self.file.values().contains_key(name) {
+            true => {
+                let id = self.file.whole(name)?;
+                let beyond = || wrong(self.file, name, format!("{id} of {} tokens", self.tokens.len()));
+                Some(self.tokens.get(id).ok_or_else(beyond)?.as_str())
+            }
+            false => self.first(UNKNOWN),
+        };
+        let model = json!({ "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": self.first(BYTE).is_some(),
+            "vocab": self.vocabulary()?, "merges": self.merges()? });
+        Ok(json!({ "version": "1.0", "truncation": null, "padding": null, "added_tokens": self.added(),
+            "normalizer": normalizer, "pre_tokenizer": cutting, "post_processor": self.post_processor()?,
+            "decoder": { "type": "Sequence", "decoders": decoders }, "model": model })
+        .to_string())
+    }
+
+    /// Merges, the first to be made first. SentencePiece merges the neighbors whose union has the highest score, so
+    /// every way to cut a token into two is a merge of the token's rank.
+    fn merges(&self) -> Result<Vec<[&str; 2]>> {
+        let name = "tokenizer.ggml.scores";
+        let Some(scores) = numbers(self.file, name, self.tokens.len())? else {
+            return Err(wrong(self.file, name, "it is missing"));
+        };
+        let known: HashMap<&str, usize> = self.tokens.iter().enumerate().map(|(id, token)| (&**token, id)).collect();
+        let is_special = |id: usize| self.kinds.get(id).is_some_and(|kind| [UNKNOWN, CONTROL, BYTE].contains(kind));
+        let mut merges: Vec<(f64, [&str; 2])> = Vec::new();
+        for (id, token) in self.tokens.iter().enumerate().filter(|(id, _)| !is_special(*id)) {
+            for (at, _) in token.char_indices().skip(1) {
+                let (left, right) = token.split_at(at);
+                if known.contains_key(left) && known.contains_key(right) {
+                    merges.push((scores[id], [left, right]));
+                }
+            }
+        }
+        // Of one token, the merge with the longer left part first.
+        let letters = |[left, _]: &[&str; 2]| left.chars().count();
+        merges.sort_by(|(a, x), (b, y)| b.total_cmp(a).then_with(|| letters(y).cmp(&letters(x))));
+        Ok(merges.into_iter().map(|(_, pair)| pair).collect())
+    }
+}
+
+/// A list of numbers, one for each token; `None` where the file has none.
+fn numbers<'a>(file: &'a Gguf, name: &str, count: usize) -> Result<Option<&'a [f64]>> {
+    match file.values().get(name) {
+        Some(MetadataValue::Numbers(numbers)) if numbers.len() == count => Ok(Some(numbers)),
+        None => Ok(None),
+        Some(_) => Err(wrong(file, name, "expected a number for each token")),
+    }
+}
+
+/// A flag with a default.
+fn flag(file: &Gguf, name: &str, other: bool) -> Result<bool> {
+    match file.values().get(name) {
+        Some(&MetadataValue::Bool(flag)) => Ok(flag),
+        None => Ok(other),
+        Some(_) => Err(wrong(file, name, "it is not `true` or `false`")),
+    }
 }
