@@ -4,6 +4,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | `decode` | PNG, JPEG, WebP and BMP |
+//! | `bmp` | BMP's own forms |
 //! | `fit` | an image in the size that a model takes |
 //! | `orientation` | photographs that a camera took sideways |
 //! | `resize` | resampling |
@@ -11,6 +12,7 @@
 //! | `trim` | formulas in a size of their own |
 //! | [`idx`] | files of many small images and their classes, the format of MNIST |
 
+mod bmp;
 mod decode;
 mod fit;
 pub mod idx;

@@ -1,13 +1,14 @@
 //! PNG, JPEG, WebP and BMP decoding. Everything becomes 8-bit gray or RGB: palettes are expanded, 16 bits are truncated
 //! to 8, transparency is blended onto white, CMYK is converted, and photographs are turned upright.
 
-use super::{Image, LONGEST_SIDE, MOST_POINTS, orientation};
+use super::bmp::{self, Pixels};
+use super::{Image, MOST_POINTS, orientation};
 use image_webp::WebPDecoder;
 use png::{BitDepth, ColorType, Decoder, Limits, Transformations};
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use zune_bmp::BmpDecoder;
 use zune_jpeg::JpegDecoder;
+use zune_jpeg::errors::DecodeErrors;
 use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
@@ -91,28 +92,23 @@ fn webp(bytes: &[u8]) -> Result<Image, String> {
 }
 
 fn bmp(bytes: &[u8]) -> Result<Image, String> {
-    let wrong = |error: zune_bmp::BmpDecoderErrors| format!("the BMP is broken: {error:?}");
-    let options = DecoderOptions::default().set_max_width(LONGEST_SIDE).set_max_height(LONGEST_SIDE);
-    let mut decoder = BmpDecoder::new_with_options(ZCursor::new(bytes), options.set_strict_mode(true));
-    decoder.decode_headers().map_err(wrong)?;
-    let (width, height) = decoder.dimensions().ok_or("it has no header")?;
-    Image::fits(width, height)?;
-    let points = decoder.decode().map_err(wrong)?;
-    let (channels, points) = match decoder.colorspace() {
-        Some(ColorSpace::Luma) => (1, points),
-        Some(ColorSpace::RGB) => (3, points),
-        Some(ColorSpace::RGBA) => (3, on_white(&points, 3)),
-        found => return Err(format!("the BMP has colors of a kind that is not read: {found:?}")),
-    };
+    let Pixels { width, height, channels, points } =
+        bmp::decode(bytes).map_err(|what| format!("the BMP is broken: {what}"))?;
+    let (channels, points) = if channels == 4 { (3, on_white(&points, 3)) } else { (channels, points) };
     Image::new(width, height, channels, points).map_err(|error| error.to_string())
 }
 
 fn jpeg(bytes: &[u8]) -> Result<Image, String> {
-    let wrong = |error: zune_jpeg::errors::DecodeErrors| format!("the JPEG is broken: {error:?}");
+    let wrong = |error: DecodeErrors| match error {
+        // What it says then is how many bytes it would have liked.
+        DecodeErrors::IoErrors(_) | DecodeErrors::ExhaustedData => "the JPEG is broken: it is cut off".to_owned(),
+        error => format!("the JPEG is broken: {}", format!("{error:?}").trim_matches(['"', '\n'])),
+    };
+    // The header says how large an image is, and `fits` whether that is too large.
     let options = |colours| {
         DecoderOptions::default()
-            .set_max_width(LONGEST_SIDE)
-            .set_max_height(LONGEST_SIDE)
+            .set_max_width(usize::from(u16::MAX))
+            .set_max_height(usize::from(u16::MAX))
             .set_strict_mode(true)
             .jpeg_set_max_scans(SCANS)
             .jpeg_set_out_colorspace(colours)

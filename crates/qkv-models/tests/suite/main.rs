@@ -2,6 +2,7 @@
 
 mod archive;
 mod audio;
+mod bitmaps;
 mod checkpoints;
 mod gemma;
 mod gguf;
