@@ -234,3 +234,84 @@ impl VitNetwork {
         Ok(self.norm.forward(tape, &x))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qkv_nn::{Gradients, Machine, Parameters, Pool};
+
+    /// Numbers between −1 and 1 in no order.
+    fn numbers(shape: &[usize], salt: usize) -> Tensor<f64> {
+        let number = |at: usize| ((at + salt) * 2_654_435_761 % 2001) as f64 / 1000.0 - 1.0;
+        Tensor::new((0..shape.iter().product()).map(number).collect(), shape)
+    }
+
+    #[test]
+    fn gradients_of_a_compact_convolutional_transformer_are_those_of_finite_differences() {
+        let labels = vec!["a".to_owned(), "b".to_owned()];
+        // A block at the resolution of the image, one at half of it, none at that of the tokens.
+        let config = VitConfig {
+            image_size: 8,
+            patch_size: 4,
+            stem: Stem::Conv,
+            stem_channels: 4,
+            stem_blocks: vec![1, 1],
+            channels: 3,
+            d_model: 16,
+            ffn_dim: 12,
+            heads: 2,
+            layers: 1,
+            epsilon: 1e-6,
+            dropout: 0.0,
+            mean: vec![0.5; 3],
+            deviation: vec![0.5; 3],
+            labels,
+            ..VitConfig::default()
+        };
+        let mut parameters = Parameters::<f64>::new();
+        let network = VitNetwork::new(&mut Builder::new(&mut parameters, 7), &config).unwrap();
+        // Positions and the class token start so small that their gradients would be lost among the others'.
+        for param in parameters.all().collect::<Vec<_>>() {
+            let noise = numbers(parameters.shape(param), param.index());
+            parameters.get_mut(param).iter_mut().zip(noise.data()).for_each(|(x, more)| *x += 0.3 * more);
+        }
+        let (pool, machine) = (Pool::new(), Machine::new(2));
+        let image = numbers(&[2, 8, 8, 3], 1);
+        let forward = |tape: &mut Tape<'_, f64>| {
+            let x = network.forward(tape, image.clone()).unwrap();
+            network.head().forward(tape, &x)
+        };
+        let weights = numbers(&[2, 1, 2], 5);
+        let loss = |parameters: &Parameters<f64>| {
+            let logits = forward(&mut Tape::inference(parameters, &pool, &machine));
+            logits.value().data().iter().zip(weights.data()).map(|(x, weight)| x * weight).sum::<f64>()
+        };
+        let mut gradients = Gradients::of(&parameters);
+        let mut tape = Tape::training(&parameters, &mut gradients, &pool, &machine, 1);
+        let logits = forward(&mut tape);
+        assert_eq!(logits.shape(), [2, 1, 2]);
+        tape.seed(&logits, weights.clone());
+        tape.backward();
+        drop(tape);
+        let (step, mut checked) = (1e-6, 0);
+        for param in parameters.all().collect::<Vec<_>>() {
+            let (name, count) = (parameters.name(param).to_owned(), parameters.get(param).len());
+            for at in (0..count).step_by(count.div_ceil(9)) {
+                let mut moved = |by: f64| {
+                    parameters.get_mut(param)[at] += by;
+                    let found = loss(&parameters);
+                    parameters.get_mut(param)[at] -= by;
+                    found
+                };
+                let expected = (moved(step) - moved(-step)) / (2.0 * step);
+                let found = gradients.get(param)[at];
+                assert!(
+                    (found - expected).abs() < 1e-6 * (1.0 + expected.abs()),
+                    "{name} {at}: {found} for {expected}"
+                );
+                checked += usize::from(expected.abs() > 1e-4);
+            }
+        }
+        assert!(checked > 150, "{checked} gradients are not almost 0");
+    }
+}

@@ -1,6 +1,7 @@
 //! `qkv train` and `qkv classify --image` with a model that sees: trained here in seconds, on images that are light on
 //! one side.
 
+use crate::models::pictures::refuses_what_is_no_image;
 use crate::models::program::{Folder, json};
 use png::{BitDepth, ColorType, Encoder};
 
@@ -106,15 +107,29 @@ fn images_are_learnt_and_told() {
 }
 
 #[test]
+fn a_trained_compact_convolutional_transformer_comes_back_from_its_folder() {
+    let (folder, _) = trained();
+    let recipe =
+        RECIPE.replace("patch_size = 2", "patch_size = 4\nstem = 'conv'\nstem_channels = 8\nstem_blocks = [0, 1]");
+    folder.put("cct.toml", recipe.as_bytes());
+    let said = folder.qkv("train cct.toml --out cct --log-format plain --threads 2").well();
+    assert!(said.contains("accuracy 100.00 %"), "{said}");
+    let all = "classify --image left.png --image right.png --json";
+    let told = folder.qkv(&format!("{all} --model cct")).quietly();
+    assert_eq!((&json(&told)[0]["label"], &json(&told)[1]["label"]), (&"left".into(), &"right".into()));
+    // Read and written again, by another number of threads, all bytes and all logits are the same.
+    folder.qkv("convert cct --out again").well();
+    assert!(folder.bytes("again/model.safetensors") == folder.bytes("cct/model.safetensors"));
+    assert_eq!(folder.qkv(&format!("{all} --model again --threads 1")).quietly(), told);
+}
+
+#[test]
 fn what_is_no_image_is_refused_by_its_name() {
     let (folder, _) = trained();
     folder.put("cut.png", &png(8, &points(true, 5))[..60]);
-    folder.put("text.png", b"hello");
-    for (image, what) in
-        [("cut.png", "the PNG is broken"), ("text.png", "none of PNG, JPEG, WebP and BMP"), ("none.png", "cannot open")]
-    {
-        folder.qkv(&format!("classify --model m --image left.png --image {image}")).fails(&[image, what, "hint: "]);
-    }
+    let with = "classify --model m --image left.png --image";
+    folder.qkv(&format!("{with} cut.png")).fails(&["cut.png", "the PNG is broken", "hint: "]);
+    refuses_what_is_no_image(&folder, with);
     folder.qkv_on("classify --model m", "a text\n").fails(&["takes images", "hint: name one with `--image FILE`"]);
     folder.qkv("explore --model m").fails(&["takes images", "hint: name one with `--image FILE`"]);
     folder.qkv("explore --image left.png").misused(&["`--image` requires `--model`"]);

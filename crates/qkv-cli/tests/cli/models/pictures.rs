@@ -51,6 +51,45 @@ fn trained(task: &str, kind: &str) -> Folder {
     folder
 }
 
+/// A PNG whose header says that it has 50,000 × 50,000 pixels.
+fn huge() -> Vec<u8> {
+    let mut bytes = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
+    bytes.extend([50_000u32, 50_000].iter().flat_map(|side| side.to_be_bytes()));
+    bytes.extend([8, 2, 0, 0, 0]);
+    let crc = !bytes[12..].iter().fold(!0u32, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 })
+    });
+    bytes.extend(crc.to_be_bytes());
+    bytes.extend(b"\0\0\0\0IEND\xae\x42\x60\x82");
+    bytes
+}
+
+/// A command that ends with an image refuses files that are none, each by its name and with a reason in one line.
+pub fn refuses_what_is_no_image(folder: &Folder, command: &str) {
+    let jpeg = include_bytes!("../../../../qkv-models/tests/images/colour.jpg");
+    folder.put("empty.png", b"");
+    folder.put("text.png", b"hello");
+    folder.put("cut.jpg", &jpeg[..jpeg.len() - jpeg.len() / 3]);
+    folder.put("huge.png", &huge());
+    folder.put("inside/other.png", b"");
+    let mut cases = vec![
+        ("empty.png", "the file is empty"),
+        ("text.png", "it is none of PNG, JPEG, WebP and BMP"),
+        ("cut.jpg", "the JPEG is broken: it is cut off\nhint: "),
+        ("huge.png", "it is 50000 × 50000, at most 16384 each way"),
+        ("inside", "it is a folder"),
+        ("none.png", "hint: "),
+    ];
+    if cfg!(unix) {
+        let made = std::process::Command::new("mkfifo").arg(folder.path().join("fifo.png")).status();
+        assert!(made.is_ok_and(|status| status.success()), "`mkfifo` is part of every Unix");
+        cases.push(("fifo.png", "not a regular file"));
+    }
+    for (image, why) in cases {
+        folder.qkv(&format!("{command} {image}")).fails(&[image, why]);
+    }
+}
+
 #[test]
 fn an_image_is_described_with_where_each_token_looked() {
     let folder = trained("captions", "describe");
@@ -61,7 +100,7 @@ fn an_image_is_described_with_where_each_token_looked() {
     assert!(tokens.iter().all(|token| token["weights"].as_array().unwrap().len() == 16));
     assert!(folder.text("looks.svg").starts_with("<svg"));
     assert_eq!(folder.qkv("describe --model run a.png a.png --greedy").quietly().lines().count(), 2);
-    folder.qkv("describe --model run none.png").fails(&["none.png", "hint: "]);
+    refuses_what_is_no_image(&folder, "describe --model run");
     folder.qkv("describe --model run").misused(&["name an IMAGE"]);
     folder.qkv_on("translate --model run", "x\n").fails(&["writes about images alone"]);
     assert!(folder.qkv("inspect run").quietly().contains("describe: images of 32 × 32"));
@@ -76,6 +115,7 @@ fn a_question_about_an_image_is_answered() {
     assert!(found["looked"].as_array().unwrap().iter().any(|map| map["text"] == "hop 2"));
     assert!(folder.bytes("looks.png").starts_with(b"\x89PNG"));
     assert_eq!(folder.qkv(asked).quietly().lines().count(), 1);
+    refuses_what_is_no_image(&folder, "answer --model run how --image");
     folder.qkv("answer --model run how").misused(&["requires `--context TEXT`, `--input FILE` or `--image FILE`"]);
 }
 
@@ -90,6 +130,7 @@ fn boxes_are_found_and_drawn() {
     assert!(folder.text("boxes.svg").starts_with("<svg"));
     let lines = folder.qkv("detect --model run a.png --threshold 0").quietly();
     assert!(lines.lines().all(|line| line.split('\t').count() == 6), "{lines}");
+    refuses_what_is_no_image(&folder, "detect --model run");
 
     // Stopped anywhere, it ends the same.
     folder.qkv("train tiny.toml --out parts --quiet --threads 2 --set train.steps=2").quietly();
