@@ -8,10 +8,7 @@ use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut arguments = std::env::args().skip(1);
-    let mut resnet = ResNet::open(arguments.next().ok_or("name the folder of the model")?)?;
-    if std::env::var_os("PACK").is_some() {
-        resnet.parameters.pack_for_inference();
-    }
+    let resnet = ResNet::open(arguments.next().ok_or("name the folder of the model")?)?;
     let images = arguments.map(Image::open).collect::<Result<Vec<_>, _>>()?;
     let machine = Machine::new(rayon::current_num_threads());
     rayon::scope(|_| {

@@ -219,7 +219,10 @@ impl ImageEncoderConfig {
     /// # Errors
     /// Where it cannot be resized.
     pub fn prepared(&self, image: &Image) -> Result<Image> {
-        image.in_channels(self.channels).fitted(self.width, self.height, self.fit)
+        match self.fit {
+            Fit::Stretch => image.resized_in(self.channels, self.width, self.height),
+            fit => image.in_channels(self.channels).fitted(self.width, self.height, fit),
+        }
     }
 
     /// [Prepared](ImageEncoderConfig::prepared) images as numbers, `[B, H, W, C]`: as large as the largest, with white

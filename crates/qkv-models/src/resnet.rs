@@ -9,6 +9,7 @@ use crate::probabilities::probabilities;
 use crate::{Error, Result, finite};
 use qkv_nn::layers::{Builder, Conv2d, Linear};
 use qkv_nn::{Activation, Float, Machine, Parameters, Pool, Tape, Tensor, Var, Windows2d};
+use rayon::prelude::*;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,8 +18,10 @@ use std::path::Path;
 const SIDE: usize = 224;
 /// Means of blue, green and red that Keras subtracts, of values from 0 to 255.
 const MEANS: [f32; 3] = [103.939, 116.779, 123.68];
-/// Images that are looked at together.
+/// The most images that are looked at together.
 const TOGETHER: usize = 8;
+/// Threads that look at one image: what is made of it stays in their caches, as that of many would not.
+const THREADS_EACH: usize = 4;
 /// The largest number of blocks in a stage.
 const MOST_BLOCKS: usize = 26;
 
@@ -43,57 +46,65 @@ pub struct ResNet {
     width: usize,
 }
 
-/// The convolution `conv` of a file with its batch norm `norm` folded in: `weight [O, K·K·I]`, `bias [O]`.
-fn folded(file: &TfjsModel, conv: &str, norm: &str, epsilons: &BTreeMap<String, f64>) -> Result<Folded> {
-    let (shape, kernel) = file.tensor(&format!("{conv}/kernel"))?;
-    let &[high, wide, inputs, outputs] = shape else {
-        let what = format!("it is {shape:?}, expected four axes");
-        return Err(Error::format(file.path(), format!("tensor `{conv}/kernel`"), what));
-    };
-    if high != wide || high == 0 || inputs == 0 || outputs == 0 {
-        let what = format!("it is {shape:?}, expected square windows");
-        return Err(Error::format(file.path(), format!("tensor `{conv}/kernel`"), what));
-    }
-    let part = |name: &str| file.expect(&format!("{norm}/{name}"), &[outputs]);
-    let (gamma, beta, mean, variance) = (part("gamma")?, part("beta")?, part("moving_mean")?, part("moving_variance")?);
-    let bias = file.expect(&format!("{conv}/bias"), &[outputs])?;
-    let epsilon = epsilons.get(norm).copied().unwrap_or(1e-3);
-    let scale: Vec<f64> =
-        (0..outputs).map(|o| f64::from(gamma[o]) / (f64::from(variance[o]) + epsilon).sqrt()).collect();
-    let inner = high * wide * inputs;
-    let mut weight = vec![0.0; outputs * inner];
-    for (at, row) in kernel.chunks_exact(outputs).enumerate() {
-        for (o, &x) in row.iter().enumerate() {
-            weight[o * inner + at] = (f64::from(x) * scale[o]) as f32;
-        }
-    }
-    let bias = (0..outputs)
-        .map(|o| ((f64::from(bias[o]) - f64::from(mean[o])) * scale[o] + f64::from(beta[o])) as f32)
-        .collect();
-    Ok(Folded { kernel: high, inputs, outputs, weight, bias })
+/// A file, and the parameters that are made from it.
+struct Reader<'a> {
+    file: &'a TfjsModel,
+    epsilons: BTreeMap<String, f64>,
+    parameters: Parameters<f32>,
 }
 
-struct Folded {
-    kernel: usize,
-    inputs: usize,
-    outputs: usize,
-    weight: Vec<f32>,
-    bias: Vec<f32>,
+impl Reader<'_> {
+    /// The convolution `conv` with its batch norm `norm` folded in, and its channels; it has windows of
+    /// `kernel × kernel` and `inputs` channels.
+    fn folded(&mut self, conv: &str, norm: &str, kernel: usize, inputs: usize) -> Result<(Conv2d, usize)> {
+        let name = format!("{conv}/kernel");
+        let (shape, values) = self.file.tensor(&name)?;
+        let wrong = |what: &str| Error::format(self.file.path(), format!("tensor `{name}`"), what);
+        let outputs = match *shape {
+            [high, wide, channels, outputs] if [high, wide, channels] == [kernel, kernel, inputs] => outputs,
+            _ => return Err(wrong(&format!("it is {shape:?}, expected [{kernel}, {kernel}, {inputs}, …]"))),
+        };
+        if outputs == 0 {
+            return Err(wrong("it has no channels"));
+        }
+        let part = |name: &str| self.file.expect(&format!("{norm}/{name}"), &[outputs]);
+        let (gamma, beta) = (part("gamma")?, part("beta")?);
+        let (mean, variance) = (part("moving_mean")?, part("moving_variance")?);
+        let bias = self.file.expect(&format!("{conv}/bias"), &[outputs])?;
+        let epsilon = self.epsilons.get(norm).copied().unwrap_or(1e-3);
+        let scale: Vec<f64> =
+            (0..outputs).map(|o| f64::from(gamma[o]) / (f64::from(variance[o]) + epsilon).sqrt()).collect();
+        let layer = Conv2d::new(&mut Builder::blank(&mut self.parameters).at(conv), inputs, outputs, kernel, true);
+        transpose_scaled(values, &scale, self.parameters.get_mut(layer.map.weight));
+        let biases = self.parameters.get_mut(layer.map.bias.expect("it has one"));
+        for (o, to) in biases.iter_mut().enumerate() {
+            *to = ((f64::from(bias[o]) - f64::from(mean[o])) * scale[o] + f64::from(beta[o])) as f32;
+        }
+        Ok((layer, outputs))
+    }
 }
 
-impl Folded {
-    /// Adds it to the parameters; its shape must be `[kernel, inputs]`.
-    fn add(self, parameters: &mut Parameters<f32>, name: &str, expected: [usize; 2], path: &Path) -> Result<Conv2d> {
-        if [self.kernel, self.inputs] != expected {
-            let what = format!("windows and channels are {:?}, expected {expected:?}", [self.kernel, self.inputs]);
-            return Err(Error::format(path, format!("layer `{name}`"), what));
+/// Columns that are written together: a cache line of each row.
+const COLUMNS: usize = 16;
+
+/// From columns `[I, O]`, as TensorFlow has them, to rows `[O, I]`, each times its scale.
+fn transpose_scaled(from: &[f32], scale: &[f64], to: &mut [f32]) {
+    let (outputs, inner) = (scale.len(), from.len() / scale.len().max(1));
+    let rows = (outputs / rayon::current_num_threads()).clamp(1, 64);
+    to.par_chunks_mut((rows * inner).max(1)).enumerate().for_each(|(part, to)| {
+        let first = part * rows;
+        for start in (0..inner).step_by(COLUMNS) {
+            let end = (start + COLUMNS).min(inner);
+            for row in 0..to.len() / inner {
+                let (scale, line) = (scale[first + row], &mut to[row * inner..(row + 1) * inner]);
+                let mut at = start;
+                while at < end {
+                    line[at] = (f64::from(from[at * outputs + first + row]) * scale) as f32;
+                    at += 1;
+                }
+            }
         }
-        let mut builder = Builder::blank(parameters);
-        let conv = Conv2d::new(&mut builder.at(name), self.inputs, self.outputs, self.kernel, true);
-        parameters.get_mut(conv.map.weight).copy_from_slice(&self.weight);
-        parameters.get_mut(conv.map.bias.expect("it has one")).copy_from_slice(&self.bias);
-        Ok(conv)
-    }
+    });
 }
 
 /// The `ε` of each batch norm.
@@ -138,10 +149,8 @@ impl ResNet {
         let folder = folder.as_ref();
         let file = TfjsModel::open(folder)?;
         let epsilons = epsilons(&file.topology);
-        let mut parameters = Parameters::new();
-        let stem = folded(&file, "conv1", "bn_conv1", &epsilons)?;
-        let mut width = stem.outputs;
-        let first = stem.add(&mut parameters, "conv1", [7, 3], file.path())?;
+        let mut reader = Reader { file: &file, epsilons, parameters: Parameters::new() };
+        let (first, mut width) = reader.folded("conv1", "bn_conv1", 7, 3)?;
         let mut blocks = Vec::new();
         for stage in 2..=5 {
             for (at, letter) in ('a'..='z').enumerate().take(MOST_BLOCKS) {
@@ -153,9 +162,7 @@ impl ResNet {
                 }
                 let mut conv = |branch: &str, kernel: usize, inputs: usize| {
                     let (conv, norm) = names(branch);
-                    let read = folded(&file, &conv, &norm, &epsilons)?;
-                    let outputs = read.outputs;
-                    Ok::<_, Error>((read.add(&mut parameters, &conv, [kernel, inputs], file.path())?, outputs))
+                    reader.folded(&conv, &norm, kernel, inputs)
                 };
                 let (one, inner) = conv("2a", 1, width)?;
                 let (two, inner) = conv("2b", 3, inner)?;
@@ -171,6 +178,7 @@ impl ResNet {
                 blocks.push(Block { convolutions: [one, two, three], projection, stride });
             }
         }
+        let mut parameters = reader.parameters;
         let (shape, kernel) = file.tensor("fc1000/kernel")?;
         let &[inner, classes] = shape else {
             return Err(Error::format(file.path(), "tensor `fc1000/kernel`", "it is no matrix"));
@@ -181,12 +189,39 @@ impl ResNet {
         }
         let bias = file.expect("fc1000/bias", &[classes])?;
         let head = Linear::new(&mut Builder::blank(&mut parameters).at("head"), width, classes, true);
-        let weight = parameters.get_mut(head.weight);
-        for (at, row) in kernel.chunks_exact(classes).enumerate() {
-            row.iter().enumerate().for_each(|(o, &x)| weight[o * width + at] = x);
-        }
+        transpose_scaled(kernel, &vec![1.0; classes], parameters.get_mut(head.weight));
         parameters.get_mut(head.bias.expect("it has one")).copy_from_slice(bias);
+        parameters.pack_for_inference();
         Ok(ResNet { parameters, labels: labels(folder, classes)?, first, blocks, head, width })
+    }
+
+    /// ResNet-50 with numbers drawn at random and a thousand classes, to measure how long it takes: time does not
+    /// depend on what it has learned.
+    pub fn drawn(seed: u64) -> ResNet {
+        let mut parameters = Parameters::new();
+        let mut builder = Builder::new(&mut parameters, seed);
+        let mut conv = |name: &str, kernel: usize, inputs: usize, outputs: usize| {
+            Conv2d::new(&mut builder.at(name), inputs, outputs, kernel, true)
+        };
+        let first = conv("conv1", 7, 3, 64);
+        let (mut blocks, mut width) = (Vec::new(), 64);
+        for (stage, count) in [3, 4, 6, 3].into_iter().enumerate() {
+            let (inner, outputs) = (64 << stage, 256 << stage);
+            for at in 0..count {
+                let mut conv = |branch: &str, kernel: usize, inputs: usize, outputs: usize| {
+                    conv(&format!("res{stage}.{at}.{branch}"), kernel, inputs, outputs)
+                };
+                let convolutions =
+                    [conv("2a", 1, width, inner), conv("2b", 3, inner, inner), conv("2c", 1, inner, outputs)];
+                let projection = (at == 0).then(|| conv("1", 1, width, outputs));
+                blocks.push(Block { convolutions, projection, stride: if stage > 0 && at == 0 { 2 } else { 1 } });
+                width = outputs;
+            }
+        }
+        let labels: Vec<String> = (0..1000).map(|at| at.to_string()).collect();
+        let head = Linear::new(&mut builder.at("head"), width, labels.len(), true);
+        parameters.pack_for_inference();
+        ResNet { parameters, labels, first, blocks, head, width }
     }
 
     /// Channels of its [features](ResNet::features).
@@ -211,22 +246,14 @@ impl ResNet {
         let x = tape.constant(pixels);
         let x = self.first.activated(tape, &x, Windows2d::square(7, 2, 3), Activation::Relu);
         let mut x = tape.max_pool2d(&x, Windows2d::square(3, 2, 1));
-        for block in &self.blocks {
-            let [one, two, three] = &block.convolutions;
-            let strided = Windows2d::square(1, block.stride, 0);
-            // Both 1 × 1 convolutions of a block that strides look at the same pixels.
-            let input = if block.stride > 1 { tape.unfold2d(&x, strided) } else { x.clone() };
-            let point = Windows2d::square(1, 1, 0);
-            let y = one.activated(tape, &input, point, Activation::Relu);
+        for Block { convolutions: [one, two, three], projection, stride } in &self.blocks {
+            let (strided, point) = (Windows2d::square(1, *stride, 0), Windows2d::square(1, 1, 0));
+            let y = one.activated(tape, &x, strided, Activation::Relu);
             let y = two.activated(tape, &y, Windows2d::square(3, 1, 1), Activation::Relu);
-            let y = three.activated(tape, &y, point, Activation::None);
-            x = match &block.projection {
-                Some(projection) => projection.activated(tape, &input, point, Activation::None),
-                None => x,
-            };
-            drop(input);
-            let sum = tape.add(&x, y);
-            x = tape.relu(sum);
+            if let Some(projection) = projection {
+                x = projection.activated(tape, &x, strided, Activation::None);
+            }
+            x = three.added(tape, &y, point, &x);
         }
         x
     }
@@ -236,7 +263,7 @@ impl ResNet {
     /// # Errors
     /// Where it cannot be resized.
     pub fn prepared(&self, image: &Image) -> Result<Image> {
-        image.in_channels(3).resized(SIDE, SIDE)
+        image.resized_in(3, SIDE, SIDE)
     }
 
     /// What it sees in images of one size, in color: `[B, H / 32, W / 32, C]`, rounded up. An image of 224 × 224 has 49
@@ -252,7 +279,11 @@ impl ResNet {
         }
         let pool = Pool::new();
         let (mut data, mut shape) = (Vec::new(), Vec::new());
-        for images in images.chunks(TOGETHER) {
+        let together = match machine.cuda() {
+            Some(_) => TOGETHER,
+            None => machine.threads().div_ceil(THREADS_EACH).min(TOGETHER),
+        };
+        for images in images.chunks(together) {
             let mut tape = Tape::inference(&self.parameters, &pool, machine);
             let found = self.forward(&mut tape, ResNet::pixels(images));
             finite::check(found.value().data(), &self.parameters)?;

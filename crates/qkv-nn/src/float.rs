@@ -11,6 +11,7 @@ use qkv_simd::pass::Smooth;
 use qkv_simd::quantized::{self, Vectors};
 use qkv_simd::team::Team;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// `f32` or `f64`.
 pub trait Float: qkv::Element<Acc = Self> + Smooth {
@@ -79,6 +80,19 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         _team: &Team,
         _x: &[Self],
         _outputs: &mut [(&PackedMatrix<Self>, &mut [Self], Finish<'_, Self>)],
+    ) -> bool {
+        false
+    }
+
+    /// The same for one matrix and rows that are gathered when they are needed, in memory of
+    /// [this length](panels::block_len).
+    fn gathered_products(
+        _isa: Isa,
+        _team: &Team,
+        _rows: usize,
+        _gather: &(dyn Fn(Range<usize>, &mut [Self]) + Sync),
+        _block: &mut [Self],
+        _output: (&PackedMatrix<Self>, &mut [Self], Finish<'_, Self>),
     ) -> bool {
         false
     }
@@ -163,6 +177,18 @@ impl Float for f32 {
         outputs: &mut [(&PackedMatrix<f32>, &mut [f32], Finish<'_>)],
     ) -> bool {
         panels::products(isa, team, x, outputs);
+        true
+    }
+
+    fn gathered_products(
+        isa: Isa,
+        team: &Team,
+        rows: usize,
+        gather: &(dyn Fn(Range<usize>, &mut [f32]) + Sync),
+        block: &mut [f32],
+        output: (&PackedMatrix<f32>, &mut [f32], Finish<'_>),
+    ) -> bool {
+        panels::gathered_products(isa, team, rows, gather, block, output);
         true
     }
 }

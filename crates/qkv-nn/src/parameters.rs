@@ -12,6 +12,7 @@ use crate::stored_matrix::{HalfMatrix, StoredMatrix};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, Kind, Operations};
 use qkv_simd::Isa;
+use qkv_simd::huge_pages::advise_huge_pages;
 use qkv_simd::int8::Int8Matrix;
 use qkv_simd::panels::PackedMatrix;
 use qkv_simd::philox;
@@ -445,7 +446,11 @@ fn initial<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<
     };
     let uniform = |bound: f64| (0..len).map(|at| T::of_f64((2.0 * unit(at, 0) - 1.0) * bound)).collect();
     match init {
-        Init::Zeros => vec![T::ZERO; len],
+        Init::Zeros => {
+            let mut zeros = vec![T::ZERO; len];
+            advise_huge_pages(&mut zeros);
+            zeros
+        }
         Init::Ones => vec![T::ONE; len],
         Init::Uniform(bound) => uniform(bound),
         Init::Xavier => uniform((6.0 / shape.iter().sum::<usize>() as f64).sqrt()),

@@ -3,14 +3,14 @@
 use crate::lanes::Lanes;
 use crate::number::Element;
 
-/// `y = activation(x · Wᵀ + b) + residual`, each of them where it is there. Steps are rounded one by one, as separate
-/// passes would.
+/// `y = activation(x · Wᵀ + b) + residual`, each of them where it is there, and another activation of the sum. Steps
+/// are rounded one by one, as separate passes would.
 ///
 /// ```
 /// use qkv_simd::panels::{PackedMatrix, products};
 /// use qkv_simd::{Isa, finish::Finish, team::Team};
 /// let matrix = PackedMatrix::new(&[1.0f32, 2.0, 3.0, 4.0], 2);
-/// let finish = Finish { bias: Some(&[-20.0, 1.0]), relu: true, residual: Some(&[0.5, 0.5]) };
+/// let finish = Finish { bias: Some(&[-20.0, 1.0]), relu: true, residual: Some(&[0.5, 0.5]), ..Finish::default() };
 /// let mut y = [0.0; 2];
 /// products(Isa::best(), &Team::new(1), &[10.0, 1.0], &mut [(&matrix, &mut y, finish)]);
 /// assert_eq!(y, [0.5, 35.5]);
@@ -23,11 +23,13 @@ pub struct Finish<'a, A = f32> {
     pub relu: bool,
     /// Added in the end, `[R, O]`.
     pub residual: Option<&'a [A]>,
+    /// Whether what is below 0 then becomes 0: the end of a residual block.
+    pub relu_of_sum: bool,
 }
 
 impl<A> Default for Finish<'_, A> {
     fn default() -> Self {
-        Finish { bias: None, relu: false, residual: None }
+        Finish { bias: None, relu: false, residual: None, relu_of_sum: false }
     }
 }
 
@@ -61,6 +63,9 @@ impl Finish<'_> {
             }
             if let Some(residual) = self.residual {
                 y = y.add(f32::lanes::<V>(residual.as_ptr().add(row * width + first), count));
+            }
+            if self.relu_of_sum {
+                y = y.max(V::splat(0.0));
             }
             y
         }

@@ -445,7 +445,7 @@ mod tests {
                 let sum = y + bias[at % out];
                 (if sum > 0.0 { sum } else { 0.0 }) + residual[at]
             });
-            let finish = Finish { bias: Some(&bias), relu: true, residual: Some(&residual) };
+            let finish = Finish { bias: Some(&bias), relu: true, residual: Some(&residual), ..Finish::default() };
             let mut y = vec![0.0; rows * out];
             products_by(dots, &Team::new(1), &Int8Rows::new(Isa::best(), &x, width), &mut [(&matrix, &mut y, finish)]);
             assert!(y.into_iter().eq(expected), "{dots:?}");

@@ -25,6 +25,7 @@
 //! | [`philox`] | the counter-based random bits of dropout and sampling |
 //! | [`pass`] | elementwise loops compiled for each instruction set, for the layers of a model |
 //! | `matmul` | products of whole matrices (feature `matmul`), for the layers of a model |
+//! | [`resample`] | the inner loops of resampling images |
 //! | [`huge_pages`] | huge pages for large buffers |
 //! | [`counting`] | a counting allocator |
 //! | [`peak`] | measured peaks of this machine |
@@ -79,6 +80,7 @@ pub mod philox;
 mod prefetch;
 pub mod product;
 pub mod quantized;
+pub mod resample;
 mod rows;
 pub mod shared;
 pub mod team;

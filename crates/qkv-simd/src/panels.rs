@@ -5,6 +5,7 @@
 //! on the rows beside it nor on the threads, so a sequence has the same result alone and in a batch.
 
 use crate::finish::Finish;
+use crate::huge_pages::advise_huge_pages;
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
@@ -12,18 +13,27 @@ use crate::number::Element;
 use crate::prefetch::prefetch;
 use crate::team::Team;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// Columns of a panel.
 const LANES: usize = 16;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 /// Panels that are multiplied at a time, by one task.
 const PANELS: usize = 4;
 /// Bytes of the rows of one task: a panel is loaded for as many as stay in the second-level cache beside it.
 const ROW_BYTES: usize = 384 << 10;
+/// Bytes of rows that are gathered at a time: in the second-level cache, and enough of them for a panel that comes from
+/// further away.
+const BLOCK_BYTES: usize = 1 << 20;
 /// Elements of the width that are multiplied at a time where there are many rows: two panels of them stay in the
 /// first-level cache, and sums go on from memory.
 const DEPTH: usize = 256;
-/// Rows of a register tile with two panels.
-const TALL: usize = 12;
+/// Rows of a register tile with two panels: 28 sums, two columns and a number of a row take 31 of 32 registers. Images
+/// of 224 pixels have 7 · 2ⁿ places a row at every depth of a network.
+const TALL: usize = 14;
+/// Rows of a register tile for what tall ones leave.
+const HALF: usize = TALL / 2;
 /// How far ahead a panel is prefetched, in bytes: a stream of its own for each of those multiplied at a time.
 const AHEAD: usize = 1024;
 
@@ -37,12 +47,27 @@ const AHEAD: usize = 1024;
 /// products(Isa::best(), &Team::new(1), &[10.0, 1.0], &mut [(&matrix, &mut y, Finish::default())]);
 /// assert_eq!(y, [12.0, 34.0]);
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct PackedMatrix<T> {
     rows: usize,
     width: usize,
-    /// `[⌈O/16⌉, I, 16]`, with zeros for the rows that are missing.
-    panels: Vec<T>,
+    /// `[⌈O/16⌉, I, 16]`, with zeros for the rows that are missing, from `start` on.
+    memory: Vec<T>,
+    /// Where a cache line begins: a panel is read by whole lines.
+    start: usize,
+}
+
+impl<T: PartialEq> PartialEq for PackedMatrix<T> {
+    fn eq(&self, other: &Self) -> bool {
+        [self.rows, self.width] == [other.rows, other.width] && self.panels() == other.panels()
+    }
+}
+
+impl<T> PackedMatrix<T> {
+    /// The elements, panel by panel.
+    fn panels(&self) -> &[T] {
+        &self.memory[self.start..][..self.rows.div_ceil(LANES) * LANES * self.width]
+    }
 }
 
 impl<T: Element> PackedMatrix<T> {
@@ -53,13 +78,19 @@ impl<T: Element> PackedMatrix<T> {
     pub fn new(elements: &[T], width: usize) -> Self {
         assert!(width > 0 && elements.len().is_multiple_of(width), "whole rows of {width} elements");
         let rows = elements.len() / width;
-        let mut panels = vec![T::default(); rows.div_ceil(LANES) * LANES * width];
-        for (panel, from) in panels.chunks_exact_mut(LANES * width).zip(elements.chunks(LANES * width)) {
-            for (r, row) in from.chunks_exact(width).enumerate() {
-                row.iter().enumerate().for_each(|(k, &x)| panel[k * LANES + r] = x);
+        let mut memory = vec![T::default(); rows.div_ceil(LANES) * LANES * width + LINE / size_of::<T>()];
+        advise_huge_pages(&mut memory);
+        let start = memory.as_ptr().align_offset(LINE).min(LINE / size_of::<T>());
+        for (panel, from) in memory[start..].chunks_exact_mut(LANES * width).zip(elements.chunks(LANES * width)) {
+            // A part of the width at a time stays in the first-level cache until all rows are in it.
+            for (at, panel) in panel.chunks_mut(DEPTH * LANES).enumerate() {
+                for (r, row) in from.chunks_exact(width).enumerate() {
+                    let part = &row[at * DEPTH..][..panel.len() / LANES];
+                    part.iter().enumerate().for_each(|(k, &x)| panel[k * LANES + r] = x);
+                }
             }
         }
-        PackedMatrix { rows, width, panels }
+        PackedMatrix { rows, width, memory, start }
     }
 
     /// The number of rows.
@@ -74,7 +105,7 @@ impl<T: Element> PackedMatrix<T> {
 
     /// The bytes that a product reads.
     pub fn bytes(&self) -> usize {
-        size_of_val(&self.panels[..])
+        size_of_val(self.panels())
     }
 }
 
@@ -109,7 +140,7 @@ pub fn products<T: Element<Acc = f32>>(
         total += matrix.rows.div_ceil(PANELS * LANES);
         ends.push(total);
     }
-    let each = (ROW_BYTES / (4 * width)).max(6);
+    let each = (ROW_BYTES / (4 * width) / TALL).max(1) * TALL;
     team.run(total * rows.div_ceil(each), |task| {
         let (block, column) = (task / total, task % total);
         let at = ends.partition_point(|&end| end <= column);
@@ -127,6 +158,49 @@ pub fn products<T: Element<Acc = f32>>(
             },
         );
     });
+}
+
+/// [`products`] of rows that are made when they are needed, a block at a time, and multiplied while they are in the
+/// cache: the windows of images. `gather` writes some of them; `block` has [this length](block_len).
+///
+/// # Panics
+/// As [`products`], or if the block is too short.
+pub fn gathered_products<T: Element<Acc = f32>>(
+    isa: Isa,
+    team: &Team,
+    rows: usize,
+    gather: &(dyn Fn(Range<usize>, &mut [f32]) + Sync),
+    block: &mut [f32],
+    (matrix, y, finish): (&PackedMatrix<T>, &mut [f32], Finish<'_>),
+) {
+    let (width, across) = (matrix.width, matrix.rows);
+    assert!(y.len() == rows * across && finish.fits(rows, across), "the product does not fit");
+    let each = block_rows(width);
+    for start in (0..rows).step_by(each) {
+        let count = each.min(rows - start);
+        // One piece for each thread; nobody waits for its lock.
+        let piece = count.div_ceil(team.threads());
+        let pieces: Vec<_> = block[..count * width].chunks_mut(piece * width).map(Mutex::new).collect();
+        team.run(pieces.len(), |at| {
+            let first = start + at * piece;
+            let mut to = pieces[at].lock().unwrap_or_else(PoisonError::into_inner);
+            gather(first..(first + piece).min(start + count), &mut to);
+        });
+        drop(pieces);
+        let part = start * across..(start + count) * across;
+        let finish = Finish { residual: finish.residual.map(|all| &all[part.clone()]), ..finish };
+        products(isa, team, &block[..count * width], &mut [(matrix, &mut y[part], finish)]);
+    }
+}
+
+/// Rows of some width that are gathered at a time.
+fn block_rows(width: usize) -> usize {
+    (BLOCK_BYTES / (4 * width) / TALL).max(1) * TALL
+}
+
+/// Elements of memory for [`gathered_products`] of `rows` rows.
+pub fn block_len(rows: usize, width: usize) -> usize {
+    rows.min(block_rows(width)) * width
 }
 
 /// Some rows of the result in some panels.
@@ -147,7 +221,7 @@ impl<T: Element<Acc = f32>> Kernel<f32> for Columns<'_, T> {
         // SAFETY: `products` checked every length; the caller guarantees the instruction set.
         unsafe {
             // Tall tiles take all rows that they can: few rows are bound by reading the matrix, and take it at once.
-            let tall = if V::TILE_PANELS >= 4 { self.rows.len() / TALL * TALL } else { 0 };
+            let tall = if V::TILE_PANELS >= 4 { self.rows.len() / HALF * HALF } else { 0 };
             let rest = self.rows.start + tall..self.rows.end;
             if tall > 0 {
                 self.tall::<V>(self.rows.start..rest.start);
@@ -177,9 +251,11 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
                 for row in rows.clone().step_by(TALL) {
                     // SAFETY: as in `run`.
                     unsafe {
-                        match panel + 1 < self.panels.end {
-                            true => self.tile::<V, TALL, 2>(row, panel, depth.clone()),
-                            false => self.tile::<V, TALL, 1>(row, panel, depth.clone()),
+                        match (rows.end - row >= TALL, panel + 1 < self.panels.end) {
+                            (true, true) => self.tile::<V, TALL, 2>(row, panel, depth.clone()),
+                            (true, false) => self.tile::<V, TALL, 1>(row, panel, depth.clone()),
+                            (false, true) => self.tile::<V, HALF, 2>(row, panel, depth.clone()),
+                            (false, false) => self.tile::<V, HALF, 1>(row, panel, depth.clone()),
                         }
                     }
                 }
@@ -221,7 +297,7 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
         // SAFETY: as in `run`.
         unsafe {
             let mut x = self.x.as_ptr().add(row * width + depth.start);
-            let mut w = self.matrix.panels.as_ptr().add((panel * width + depth.start) * LANES);
+            let mut w = self.matrix.panels().as_ptr().add((panel * width + depth.start) * LANES);
             let mut sums = [[V::splat(0.0); PANELS]; ROWS];
             // Totals go through memory before and after the loop, in loops so small that they are unrolled: others
             // would keep the sums in memory within it.
@@ -339,8 +415,31 @@ mod tests {
                 let sum = y + bias[at % out];
                 (if sum > 0.0 { sum } else { 0.0 }) + residual[at]
             });
-            let finished = run(Finish { bias: Some(&bias), relu: true, residual: Some(&residual) });
-            assert!(finished.into_iter().eq(expected), "{isa}");
+            let all = Finish { bias: Some(&bias), relu: true, residual: Some(&residual), relu_of_sum: false };
+            assert!(run(all).into_iter().eq(expected.clone()), "{isa}");
+            let expected = expected.map(|sum| if sum > 0.0 { sum } else { 0.0 });
+            assert!(run(Finish { relu_of_sum: true, ..all }).into_iter().eq(expected), "{isa}");
+        }
+    }
+
+    #[test]
+    fn rows_that_are_gathered_have_the_bits_of_rows_that_are_there() {
+        // More rows than a block has, and not a whole number of blocks.
+        let (out, width) = (21, 1 << 14);
+        let rows = 2 * block_rows(width) + 5;
+        let matrix = PackedMatrix::new(&noise::<f32>(out * width, 3), width);
+        let [x, bias, residual] = [rows * width, out, rows * out].map(|count| noise::<f32>(count, count));
+        let finish = Finish { bias: Some(&bias), relu: false, residual: Some(&residual), relu_of_sum: true };
+        let mut expected = vec![0.0; rows * out];
+        products(Isa::best(), &Team::new(1), &x, &mut [(&matrix, &mut expected, finish)]);
+        for threads in [1, 3] {
+            let gather = |range: Range<usize>, to: &mut [f32]| {
+                to.copy_from_slice(&x[range.start * width..range.end * width]);
+            };
+            let (mut block, mut y) = (vec![f32::NAN; block_len(rows, width)], vec![f32::NAN; rows * out]);
+            let output = (&matrix, &mut y[..], finish);
+            gathered_products(Isa::best(), &Team::new(threads), rows, &gather, &mut block, output);
+            assert_eq!(y, expected, "{threads}");
         }
     }
 

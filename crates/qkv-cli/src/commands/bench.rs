@@ -13,12 +13,14 @@
 //! | `on_device` | the same on a GPU |
 //! | `over_ranks` | attention divided over ranks: time, bytes sent, and waiting |
 //! | `train_over_ranks` | training steps over ranks, beside as many that train alone |
+//! | `images` | passes of a ResNet over images, and PyTorch's (`images.py`) |
 //! | `train`, `training_step` | whole training steps, and PyTorch's (`step.py`) |
 
 mod args;
 mod case;
 mod formula;
 mod grid;
+mod images;
 mod lengths;
 mod machine;
 mod measurement;
@@ -89,6 +91,7 @@ impl Run for BenchArgs {
             match self.lengths {
                 _ if self.on_device => on_device::measure(self, threads, print),
                 _ if self.train && self.ranks.is_some() => train_over_ranks::measure(self, &Ranks::alone(), print),
+                _ if self.images => images::measure(self, threads, print),
                 _ if self.train => train::train(self, threads, print),
                 _ if self.scaling.is_some() => scaling::scaling(self, threads, print),
                 Some(_) => lengths::lengths(self, threads, print),

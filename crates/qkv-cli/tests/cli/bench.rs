@@ -285,6 +285,23 @@ fn lengths_stand_beside_an_anchor() {
 }
 
 #[test]
+fn images_are_seen_alone_and_by_eight() {
+    let rows = rows(&well("--images --json --threads 2"));
+    assert_eq!(rows.iter().map(|row| row["images"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 8]);
+    for row in &rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        assert!(number("best_ms") > 0.0 && number("median_ms") >= number("best_ms"), "{row}");
+        assert!((number("gflops") * number("best_ms") / (7716.0 * number("images")) - 1.0).abs() < 1e-3, "{row}");
+    }
+    refused("--images --shape 1,1,1,8,8,4", 2, &["--shape"]);
+    if cfg!(unix) {
+        let with = "--images --threads 2 --against torch --python";
+        refused(&format!("{with} ./dies-at-once"), 1, &["`./dies-at-once`: PyTorch failed"]);
+        refused(&format!("{with} ./not-there"), 1, &["`./not-there`: cannot start this Python"]);
+    }
+}
+
+#[test]
 fn help_tells_of_the_command_and_what_it_measures() {
     let ran = qkv("--help");
     assert!(ran.out.contains("bench") && !ran.out.contains("bench-memory"), "{}", ran.out);

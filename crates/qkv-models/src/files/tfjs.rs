@@ -3,9 +3,12 @@
 
 use super::{folder, input};
 use crate::{Error, Result};
+use qkv_simd::huge_pages::advise_huge_pages;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::io::Read;
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
 /// The file that describes a model.
@@ -21,7 +24,17 @@ pub struct TfjsModel {
     path: PathBuf,
     /// `modelTopology`.
     pub topology: Value,
-    tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    /// The values of each group of files.
+    groups: Vec<Vec<f32>>,
+    tensors: BTreeMap<String, Place>,
+}
+
+/// Where the values of a tensor are.
+#[derive(Clone, Debug)]
+struct Place {
+    shape: Vec<usize>,
+    group: usize,
+    values: Range<usize>,
 }
 
 #[derive(Deserialize)]
@@ -47,6 +60,33 @@ struct Described {
     quantization: Value,
 }
 
+/// The values of files that together have `count` of them, one after the other. They are read to where they stay;
+/// `model` is for errors.
+fn read_values(paths: &[PathBuf], count: usize, model: &Path) -> Result<Vec<f32>> {
+    let mut lengths = Vec::with_capacity(paths.len());
+    for path in paths {
+        let about = input::open(path)?.metadata().map_err(|error| Error::file("read", path, error))?;
+        lengths.push(usize::try_from(about.len()).unwrap_or(usize::MAX));
+    }
+    let found = lengths.iter().fold(0usize, |all, &length| all.saturating_add(length));
+    if found != 4 * count {
+        let what = format!("its tensors take {} bytes, the files have {found}", 4 * count);
+        return Err(Error::format(model, "field `weightsManifest`", what));
+    }
+    let mut values = vec![0.0f32; count];
+    advise_huge_pages(&mut values);
+    let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
+    for (path, length) in paths.iter().zip(lengths) {
+        let (to, after) = rest.split_at_mut(length);
+        input::open(path)?.read_exact(to).map_err(|error| Error::file("read", path, error))?;
+        rest = after;
+    }
+    if cfg!(target_endian = "big") {
+        values.iter_mut().for_each(|x| *x = f32::from_bits(x.to_bits().swap_bytes()));
+    }
+    Ok(values)
+}
+
 impl TfjsModel {
     /// Reads the model in a folder.
     ///
@@ -55,7 +95,7 @@ impl TfjsModel {
     pub fn open(folder: &Path) -> Result<TfjsModel> {
         let path = folder.join(MODEL);
         let Description { topology, manifest } = folder::parse_json(&input::read(&path, input::SETTINGS_MAX)?, &path)?;
-        let (mut tensors, mut files, mut all) = (BTreeMap::new(), 0, 0usize);
+        let (mut groups, mut tensors, mut files, mut all) = (Vec::new(), BTreeMap::new(), 0, 0usize);
         for Group { paths, weights } in manifest {
             // What the tensors take is known before a file is read.
             let mut sizes = Vec::with_capacity(weights.len());
@@ -75,30 +115,25 @@ impl TfjsModel {
                 let what = format!("it has {all} values in {files} files, more than {MOST_VALUES} in {MOST_FILES}");
                 return Err(Error::format(&path, "field `weightsManifest`", what));
             }
-            let expected = 4 * sizes.iter().sum::<usize>();
-            let mut bytes = Vec::new();
             for name in &paths {
                 if !matches!(Path::new(name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
                     let what = format!("`{name}` is no file beside it");
                     return Err(Error::format(&path, "field `paths`", what));
                 }
-                bytes.extend(input::read(&folder.join(name), (expected - bytes.len().min(expected)) as u64)?);
             }
-            if bytes.len() != expected {
-                let what = format!("its tensors take {expected} bytes, the files have {}", bytes.len());
-                return Err(Error::format(&path, "field `weightsManifest`", what));
-            }
+            let paths: Vec<PathBuf> = paths.iter().map(|name| folder.join(name)).collect();
+            let values = read_values(&paths, sizes.iter().sum(), &path)?;
             let mut from = 0;
             for (Described { name, shape, .. }, size) in weights.into_iter().zip(sizes) {
-                let values = bytes[from..from + 4 * size].chunks_exact(4);
-                let values = values.map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect();
-                from += 4 * size;
-                if tensors.insert(name.clone(), (shape, values)).is_some() {
+                let place = Place { shape, group: groups.len(), values: from..from + size };
+                from += size;
+                if tensors.insert(name.clone(), place).is_some() {
                     return Err(Error::format(&path, format!("tensor `{name}`"), "it is there twice"));
                 }
             }
+            groups.push(values);
         }
-        Ok(TfjsModel { path, topology, tensors })
+        Ok(TfjsModel { path, topology, groups, tensors })
     }
 
     /// The file that describes it.
@@ -117,7 +152,7 @@ impl TfjsModel {
     /// Where there is none of that name.
     pub fn tensor(&self, name: &str) -> Result<(&[usize], &[f32])> {
         match self.tensors.get(name) {
-            Some((shape, values)) => Ok((shape, values)),
+            Some(Place { shape, group, values }) => Ok((shape, &self.groups[*group][values.clone()])),
             None => Err(Error::format(&self.path, format!("tensor `{name}`"), "it is missing")),
         }
     }

@@ -2,6 +2,8 @@
 //! bilinear interpolation with antialiasing.
 
 use super::Image;
+use qkv_simd::resample::{add_weighted, weigh_line};
+use rayon::prelude::*;
 
 /// For each new pixel, the first old pixel and the weights from there on.
 fn weights(from: usize, to: usize) -> Vec<(usize, Vec<f32>)> {
@@ -21,6 +23,19 @@ fn weights(from: usize, to: usize) -> Vec<(usize, Vec<f32>)> {
 }
 
 impl Image {
+    /// In another size and number of channels. Gray becomes color last, since all three are equal; color becomes gray
+    /// first.
+    ///
+    /// # Errors
+    /// As [`resized`](Image::resized).
+    pub(crate) fn resized_in(&self, channels: usize, width: usize, height: usize) -> crate::Result<Image> {
+        if channels == 1 && self.channels == 3 {
+            return self.in_channels(1).resized(width, height);
+        }
+        let small = self.resized(width, height)?;
+        Ok(if small.channels == channels { small } else { small.in_channels(channels) })
+    }
+
     /// Resamples to another size; the aspect ratio is not kept.
     ///
     /// # Errors
@@ -34,20 +49,16 @@ impl Image {
         // Rows first, then columns.
         let across = weights(self.width, width);
         let mut rows = vec![0f32; self.height * width * channels];
-        let lines = self.points.chunks_exact(self.width * channels).zip(rows.chunks_exact_mut(width * channels));
-        for (line, out) in lines {
-            for ((first, weights), point) in across.iter().zip(out.chunks_exact_mut(channels)) {
-                for (old, &weight) in line.chunks_exact(channels).skip(*first).zip(weights) {
-                    point.iter_mut().zip(old).for_each(|(sum, &x)| *sum += weight * f32::from(x));
-                }
-            }
-        }
+        let lines = self.points.par_chunks_exact(self.width * channels);
+        lines.zip(rows.par_chunks_exact_mut(width * channels)).for_each(|(line, out)| {
+            weigh_line(line, channels, &across, out);
+        });
         let mut points = Vec::with_capacity(width * height * channels);
         let mut sums = vec![0f32; width * channels];
         for (first, weights) in weights(self.height, height) {
             sums.fill(0.0);
             for (row, weight) in rows.chunks_exact(width * channels).skip(first).zip(weights) {
-                sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum += weight * x);
+                add_weighted(&mut sums, row, weight);
             }
             points.extend(sums.iter().map(|&x| x.round().clamp(0.0, 255.0) as u8));
         }
@@ -58,6 +69,17 @@ impl Image {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn grey_that_becomes_colour_after_it_is_small_is_the_same() {
+        let grey = Image::new(9, 7, 1, (0..63).map(|x| (x * 37) as u8).collect()).unwrap();
+        for image in [grey.in_channels(3), grey] {
+            for channels in [1, 3] {
+                let expected = image.in_channels(channels).resized(4, 5).unwrap();
+                assert_eq!(image.resized_in(channels, 4, 5).unwrap(), expected);
+            }
+        }
+    }
 
     #[test]
     fn half_the_size_is_the_mean_of_what_is_near() {

@@ -145,7 +145,7 @@ impl Vit {
     /// # Errors
     /// Where the model's images are larger than any that are read.
     pub fn prepared(&self, image: &Image) -> Result<Image> {
-        image.in_channels(self.config.channels).resized(self.config.image_size, self.config.image_size)
+        image.resized_in(self.config.channels, self.config.image_size, self.config.image_size)
     }
 
     /// [Prepared](Vit::prepared) images as the model takes them: patches `[B, P, patch]`, whose values are channel by

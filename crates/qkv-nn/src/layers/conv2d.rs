@@ -28,12 +28,12 @@ impl Conv2d {
         windows: Windows2d,
         activation: Activation,
     ) -> Var<T> {
-        // Windows of one pixel each are the image itself.
-        if windows == Windows2d::square(1, 1, 0) {
-            return self.map.activated(tape, x, activation, 0.0);
-        }
-        let windows = tape.unfold2d(x, windows);
-        self.map.activated(tape, &windows, activation, 0.0)
+        tape.convolution(x, windows, (self.map.weight, self.map.bias), activation)
+    }
+
+    /// `max(conv(x) + b + residual, 0)`: the end of a residual block.
+    pub fn added<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>, windows: Windows2d, residual: &Var<T>) -> Var<T> {
+        tape.convolution_residual(x, windows, (self.map.weight, self.map.bias), residual)
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) use optimizer::{AdamWUpdate, MovingAverage, StepFactors};
 use qkv_simd::Isa;
 use qkv_simd::pass::{self, Pass};
 pub(crate) use rotary::Rotate;
-pub(crate) use sums::{AddAssign, AddColumns};
+pub(crate) use sums::{AddAssign, AddColumns, MaxAssign};
 
 /// Accumulators of a sum: enough to vectorize it, in an order that does not depend on the instruction set.
 const LANES: usize = 16;
@@ -100,6 +100,7 @@ loops![
     GruCellGradient,
     LayerNorm,
     LayerNormGradient,
+    MaxAssign,
     MovingAverage,
     RmsNorm,
     RmsNormGradient,

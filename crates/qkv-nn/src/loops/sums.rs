@@ -1,4 +1,4 @@
-//! Sums of rows.
+//! Sums and maxima of rows.
 
 use qkv_simd::pass::{Pass, Smooth};
 
@@ -12,6 +12,20 @@ impl<T: Smooth> Pass for AddAssign<'_, T> {
     fn run(self) {
         for (sum, &x) in self.0.iter_mut().zip(self.1) {
             *sum += x;
+        }
+    }
+}
+
+/// `self.0 = max(self.0, self.1)`; what is there stays where the other is not larger, or NaN.
+pub struct MaxAssign<'a, T>(pub(crate) &'a mut [T], pub(crate) &'a [T]);
+
+impl<T: Smooth> Pass for MaxAssign<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (best, &x) in self.0.iter_mut().zip(self.1) {
+            *best = if x > *best { x } else { *best };
         }
     }
 }

@@ -299,13 +299,19 @@ impl<T: Float> Tape<'_, T> {
     }
 
     /// The rest of a linear layer after its product, where the product can do it: in inference, without an adapter.
-    fn finish(&self, w: Param, b: Option<Param>, activation: Activation, dropout: f64) -> Option<Finish<'_, T>> {
+    pub(super) fn finish(
+        &self,
+        w: Param,
+        b: Option<Param>,
+        activation: Activation,
+        dropout: f64,
+    ) -> Option<Finish<'_, T>> {
         let simple = matches!(activation, Activation::None | Activation::Relu) && self.parameters.adapter(w).is_none();
         let is_dropped = dropout > 0.0 && self.has_noise();
         (simple && !is_dropped && self.is_inference() && self.machine.cuda().is_none()).then(|| Finish {
             bias: b.map(|b| self.parameters.get(b)),
             relu: activation == Activation::Relu,
-            residual: None,
+            ..Finish::default()
         })
     }
 

@@ -5,6 +5,7 @@ mod adapter;
 pub(crate) mod attention;
 pub(crate) mod boxes;
 mod context;
+mod conv2d;
 pub(crate) mod distance;
 pub(crate) mod dropout;
 pub(crate) mod embedding;

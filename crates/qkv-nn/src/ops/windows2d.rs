@@ -2,6 +2,7 @@
 //! over each of them.
 
 use crate::float::Float;
+use crate::loops::MaxAssign;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, ImageWindows, Kind};
@@ -54,6 +55,40 @@ impl Windows2d {
         (first..end, self.before[axis].saturating_sub(start))
     }
 
+    /// The pixels of an image `[H, W]` that window number `at` sees, row by row.
+    fn pixels(self, at: usize, [height, width]: [usize; 2]) -> impl Iterator<Item = usize> {
+        let [rows, columns] = self.count([height, width]);
+        let (ys, xs) = (self.seen(0, at / columns % rows, height).0, self.seen(1, at % columns, width).0);
+        ys.flat_map(move |y| xs.clone().map(move |x| y * width + x))
+    }
+
+    /// The windows from number `first` on, of images `x [B, H, W, C]`: as many as there is room for, the pixels of each
+    /// row by row, zeros beyond the image.
+    pub(super) fn gather<T: Float>(self, x: &[T], [height, width, channels]: [usize; 3], first: usize, to: &mut [T]) {
+        let ([rows, columns], line) = (self.count([height, width]), self.kernel[1] * channels);
+        let row = self.kernel[0] * line;
+        if row == 0 || rows * columns == 0 {
+            return;
+        }
+        for (at, window) in to.chunks_exact_mut(row).enumerate().map(|(at, window)| (first + at, window)) {
+            let image = &x[at / (rows * columns) * height * width * channels..][..height * width * channels];
+            let (ys, top) = self.seen(0, at / columns % rows, height);
+            let (xs, left) = self.seen(1, at % columns, width);
+            for (place, to) in window.chunks_exact_mut(line).enumerate() {
+                let Some(from) = place.checked_sub(top).map(|down| ys.start + down).filter(|y| *y < ys.end) else {
+                    to.fill(T::ZERO);
+                    continue;
+                };
+                let pixels = &image[(from * width + xs.start) * channels..(from * width + xs.end) * channels];
+                // A window that hangs over the edge on the far side starts at its place 0, or sees nothing.
+                let start = if pixels.is_empty() { 0 } else { left * channels };
+                to[..start].fill(T::ZERO);
+                to[start..start + pixels.len()].copy_from_slice(pixels);
+                to[start + pixels.len()..].fill(T::ZERO);
+            }
+        }
+    }
+
     /// The same over images of `[H, W]` on a device.
     fn on_device(self, size: [usize; 2]) -> ImageWindows {
         let [kernel, stride, before, windows, size] =
@@ -67,7 +102,7 @@ impl Windows2d {
 }
 
 /// `[B, H, W, C]`.
-fn image_shape<T: Float>(x: &Var<T>) -> [usize; 4] {
+pub(super) fn image_shape<T: Float>(x: &Var<T>) -> [usize; 4] {
     let &[batch, height, width, channels] = x.shape() else { panic!("images have four axes, not {:?}", x.shape()) };
     [batch, height, width, channels]
 }
@@ -165,33 +200,11 @@ impl<T: Float> Tape<'_, T> {
             return self.record(y, self.depends(&[slot], &[]), || UnfoldBackward { x: slot, shape, windows });
         }
         let mut y = Tensor::unwritten(self.pool, &[batch, rows, columns, kernel * line]);
-        let x_data = x.value.data();
-        let of_row = (columns * kernel * line).max(1);
-        let each = self.machine.rows_each(batch * rows, of_row);
-        let parts = y.data_mut().chunks_mut(each * of_row).collect();
+        let (x_data, row) = (x.value.data(), (kernel * line).max(1));
+        let each = self.machine.rows_each(batch * rows * columns, row);
+        let parts = y.data_mut().chunks_mut(each * row).collect();
         self.machine.each(parts, |part, y: &mut [T]| {
-            for (r, y) in y.chunks_exact_mut(of_row).enumerate() {
-                let at = part * each + r;
-                let image = &x_data[at / rows * height * width * channels..][..height * width * channels];
-                let (ys, top) = windows.seen(0, at % rows, height);
-                for (column, window) in y.chunks_exact_mut(kernel * line).enumerate() {
-                    let (xs, left) = windows.seen(1, column, width);
-                    for (place, to) in window.chunks_exact_mut(line.max(1)).enumerate() {
-                        let Some(from) = place.checked_sub(top).map(|down| ys.start + down).filter(|y| *y < ys.end)
-                        else {
-                            to.fill(T::ZERO);
-                            continue;
-                        };
-                        let pixels = &image[(from * width + xs.start) * channels..(from * width + xs.end) * channels];
-                        let (start, end) = (left * channels, left * channels + pixels.len());
-                        // A window that hangs over the edge on the far side starts at its place 0, or sees nothing.
-                        let (start, end) = if pixels.is_empty() { (0, 0) } else { (start, end) };
-                        to[..start].fill(T::ZERO);
-                        to[start..end].copy_from_slice(pixels);
-                        to[end..].fill(T::ZERO);
-                    }
-                }
-            }
+            windows.gather(x_data, [height, width, channels], part * each, y);
         });
         let slot = x.slot;
         self.record(y, self.depends(&[slot], &[]), || UnfoldBackward { x: slot, shape, windows })
@@ -220,30 +233,40 @@ impl<T: Float> Tape<'_, T> {
             return self.record(y, depends, || MaxPoolBackward { x: slot, shape, windows, places });
         }
         let mut y = Tensor::unwritten(self.pool, &[batch, rows, columns, channels]);
-        let mut places = vec![0u32; y.len()];
         let x_data = x.value.data();
-        let of_row = (columns * channels).max(1);
-        let each = self.machine.rows_each(batch * rows, of_row);
-        let parts = y.data_mut().chunks_mut(each * of_row).zip(places.chunks_mut(each * of_row)).collect();
+        let blind = format!("{windows:?} sees nothing of {height} × {width}");
+        let pixel = |at: usize, pixel: usize| {
+            &x_data[(at / (rows * columns) * height * width + pixel) * channels..][..channels]
+        };
+        let each = self.machine.rows_each(batch * rows * columns, channels);
+        if !depends {
+            // Nobody asks for the places of the maxima.
+            let parts = y.data_mut().chunks_mut((each * channels).max(1)).collect();
+            self.machine.each(parts, |part, y: &mut [T]| {
+                for (at, best) in (part * each..).zip(y.chunks_exact_mut(channels)) {
+                    let mut seen = windows.pixels(at, [height, width]).map(|place| pixel(at, place));
+                    best.copy_from_slice(seen.next().unwrap_or_else(|| panic!("{blind}")));
+                    seen.for_each(|pixel| self.machine.run(MaxAssign(best, pixel)));
+                }
+            });
+            return self.constant(y);
+        }
+        let mut places = vec![0u32; y.len()];
+        let parts = y.data_mut().chunks_mut((each * channels).max(1));
+        let parts = parts.zip(places.chunks_mut((each * channels).max(1))).collect();
         self.machine.each(parts, |part, (y, places): (&mut [T], &mut [u32])| {
-            for (r, (y, places)) in y.chunks_exact_mut(of_row).zip(places.chunks_exact_mut(of_row)).enumerate() {
-                let at = part * each + r;
-                let image = &x_data[at / rows * height * width * channels..][..height * width * channels];
-                let (ys, _) = windows.seen(0, at % rows, height);
-                let outputs = y.chunks_exact_mut(channels).zip(places.chunks_exact_mut(channels)).enumerate();
-                for (column, (best, places)) in outputs {
-                    let (xs, _) = windows.seen(1, column, width);
-                    assert!(!ys.is_empty() && !xs.is_empty(), "{windows:?} sees nothing of {height} × {width}");
-                    let first = (ys.start * width + xs.start) * channels;
-                    best.copy_from_slice(&image[first..][..channels]);
-                    places.iter_mut().enumerate().for_each(|(c, place)| *place = (first + c) as u32);
-                    for from in ys.clone().flat_map(|y| xs.clone().map(move |x| (y * width + x) * channels)).skip(1) {
-                        let pixel = &image[from..][..channels];
-                        for (c, ((best, place), &x)) in best.iter_mut().zip(&mut *places).zip(pixel).enumerate() {
-                            let more = x > *best;
-                            *best = if more { x } else { *best };
-                            *place = if more { (from + c) as u32 } else { *place };
-                        }
+            let outputs = y.chunks_exact_mut(channels).zip(places.chunks_exact_mut(channels));
+            for (at, (best, places)) in (part * each..).zip(outputs) {
+                let mut seen = windows.pixels(at, [height, width]);
+                let first = seen.next().unwrap_or_else(|| panic!("{blind}"));
+                best.copy_from_slice(pixel(at, first));
+                places.iter_mut().enumerate().for_each(|(c, place)| *place = (first * channels + c) as u32);
+                for from in seen {
+                    let all = best.iter_mut().zip(&mut *places).zip(pixel(at, from)).enumerate();
+                    for (c, ((best, place), &x)) in all {
+                        let more = x > *best;
+                        *best = if more { x } else { *best };
+                        *place = if more { (from * channels + c) as u32 } else { *place };
                     }
                 }
             }

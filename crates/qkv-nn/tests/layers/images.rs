@@ -1,7 +1,8 @@
 //! Operations on images: their definitions in plain loops, and their gradients.
 
 use super::gradients::{check, numbers, parameters};
-use qkv_nn::{Activation, BoxTarget, Machine, Pool, Tape, Windows2d, edges, generalized_iou};
+use qkv_nn::layers::{Builder, Conv2d};
+use qkv_nn::{Activation, BoxTarget, Machine, Parameters, Pool, Tape, Tensor, Windows2d, edges, generalized_iou};
 
 const WINDOWS: [(Windows2d, [usize; 2]); 6] = [
     (Windows2d { kernel: [3, 3], stride: [1, 1], before: [1, 1], after: [1, 1] }, [4, 5]),
@@ -70,9 +71,44 @@ fn convolutions_over_images() {
         let p = parameters(&[&[4, inner], &[4]]);
         let [w, b] = [p.find("p0").unwrap(), p.find("p1").unwrap()];
         check(&format!("{windows:?}"), &p, &[numbers(&[2, height, width, 3], 1)], &|tape, x| {
-            let unfolded = tape.unfold2d(&x[0], windows);
-            (Some(tape.linear(&unfolded, w, Some(b), Activation::Gelu, 0.0)), 0.0)
+            (Some(tape.convolution(&x[0], windows, (w, Some(b)), Activation::Gelu)), 0.0)
         });
+        let [rows, columns] = windows.count([height, width]);
+        let inputs = [numbers(&[2, height, width, 3], 1), numbers(&[2, rows, columns, 4], 2)];
+        check(&format!("{windows:?} with a residual"), &p, &inputs, &|tape, x| {
+            (Some(tape.convolution_residual(&x[0], windows, (w, Some(b)), &x[1])), 0.0)
+        });
+    }
+}
+
+#[test]
+fn a_convolution_with_packed_matrices_is_that_of_its_windows_for_any_number_of_threads() {
+    let number = |at: usize| ((at * 37 % 101) as f32 - 50.0) / 40.0;
+    let some = |shape: &[usize]| Tensor::new((0..shape.iter().product()).map(number).collect(), shape);
+    for (windows, [height, width]) in WINDOWS.into_iter().chain([(Windows2d::square(1, 1, 0), [5, 4])]) {
+        let mut p = Parameters::<f32>::new();
+        let conv = Conv2d::new(&mut Builder::new(&mut p, 3), 3, 17, windows.kernel[0], true);
+        if windows.kernel[0] != windows.kernel[1] {
+            continue; // the layer has square windows
+        }
+        let [rows, columns] = windows.count([height, width]);
+        let run = |p: &Parameters<f32>, threads: usize| {
+            let (pool, machine) = (Pool::new(), Machine::new(threads));
+            let mut tape = Tape::inference(p, &pool, &machine);
+            let [x, residual] =
+                [some(&[2, height, width, 3]), some(&[2, rows, columns, 17])].map(|tensor| tape.constant(tensor));
+            let relu = conv.activated(&mut tape, &x, windows, Activation::Relu);
+            let added = conv.added(&mut tape, &x, windows, &residual);
+            [relu.value().data().to_vec(), added.value().data().to_vec()]
+        };
+        let plain = run(&p, 1);
+        p.pack_for_inference();
+        let packed = run(&p, 1);
+        assert_eq!(packed, run(&p, 3), "{windows:?}");
+        for (found, expected) in packed.iter().flatten().zip(plain.iter().flatten()) {
+            assert!((found - expected).abs() < 1e-5, "{windows:?}: {found} for {expected}");
+        }
+        assert!(plain.iter().flatten().any(|&x| x == 0.0) && plain.iter().flatten().any(|&x| x > 0.5));
     }
 }
 

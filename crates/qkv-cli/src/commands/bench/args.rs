@@ -61,6 +61,19 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 "direction",
                 "lengths",
             ]),
+            Argument::new("images", Kind::Switch, "Passes of ResNet-50 over one image and over eight, on the CPU")
+                .conflicts(&[
+                    "shape",
+                    "dtype",
+                    "draw",
+                    "causal",
+                    "direction",
+                    "lengths",
+                    "scaling",
+                    "train",
+                    "device",
+                    "ranks",
+                ]),
             Argument::new("longest", Kind::Integer(SHORTEST, 1 << 20), "Lengths from 512 to N, doubling")
                 .value("N")
                 .default("32768")
@@ -129,6 +142,7 @@ pub(crate) const EXAMPLES: &[(&str, &str)] = &[
     ("qkv bench --threads 2 --against torch --python venv/bin/python --markdown", "The tables of docs/performance.md"),
     ("qkv bench --train --seconds 5 --threads 2 --against torch --python venv/bin/python", "Training steps"),
     ("qkv bench --train --device cuda --against torch --python venv/bin/python", "Training steps on a GPU"),
+    ("qkv bench --images --threads 2 --against torch --python venv/bin/python", "ResNet-50 over images"),
     ("qkv bench --ranks 4 --shape 1,8,8,65536,65536,64 --causal", "Divided over four processes, in every way"),
     ("qkv bench --train --ranks 4", "Training steps over four processes, beside as many that train alone"),
     ("qkv bench --scaling scaling.svg", "Speed-up from one thread to all, beside independent copies"),
@@ -174,6 +188,8 @@ pub(crate) struct BenchArgs {
     /// The plot of speed-up against threads.
     pub scaling: Option<PathBuf>,
     pub train: bool,
+    /// Passes over images instead of attention.
+    pub images: bool,
     pub on_device: bool,
     pub threads: Option<usize>,
     /// Ranks to start on this machine.
@@ -201,6 +217,7 @@ impl BenchArgs {
             lengths: matches.path("lengths").map(|file| (file, matches.count("longest").unwrap_or(LONGEST))),
             scaling: matches.path("scaling"),
             train: matches.switch("train"),
+            images: matches.switch("images"),
             on_device: matches.word("device") == Some("cuda"),
             threads: matches.count("threads"),
             ranks: matches.count(RANKS.name),

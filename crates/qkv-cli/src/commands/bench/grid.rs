@@ -153,6 +153,7 @@ mod tests {
             lengths: None,
             scaling: None,
             train: false,
+            images: false,
             on_device: false,
             threads: None,
             ranks: None,

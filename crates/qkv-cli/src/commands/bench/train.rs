@@ -9,6 +9,7 @@ use super::training_step::{PRECISIONS, StepTiming, TrainingStep, models};
 use crate::failure::Failure;
 use crate::output::Print;
 use qkv_nn::Device;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -146,15 +147,20 @@ fn ours(step: TrainingStep) -> Result<StepTiming, Failure> {
 }
 
 fn theirs(step: TrainingStep, python: &Path) -> Result<StepTiming, Failure> {
-    let ran = Command::new(python).args(["-W", "ignore", "-c", SCRIPT]).args(arguments(step)).output();
+    ask_python(python, SCRIPT, &arguments(step))
+}
+
+/// Runs a script in the user's Python, whose last line is the answer.
+pub(super) fn ask_python<T: DeserializeOwned>(python: &Path, script: &str, arguments: &[String]) -> Result<T, Failure> {
+    let ran = Command::new(python).args(["-W", "ignore", "-c", script]).args(arguments).output();
     let ran = ran.map_err(|error| {
         Failure::in_file(python, format!("cannot start this Python: {error}"))
             .hint("`--python PATH` names the one that has PyTorch")
     })?;
-    read(&ran).ok_or_else(|| Failure::in_file(python, format!("PyTorch's step failed: {}", last_line(&ran))))
+    read(&ran).ok_or_else(|| Failure::in_file(python, format!("PyTorch failed: {}", last_line(&ran))))
 }
 
-fn read(ran: &Output) -> Option<StepTiming> {
+fn read<T: DeserializeOwned>(ran: &Output) -> Option<T> {
     let line = ran.stdout.split(|&byte| byte == b'\n').rfind(|line| !line.is_empty())?;
     serde_json::from_slice(line).ok()
 }

@@ -60,7 +60,7 @@ fn huge() -> Vec<u8> {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 })
     });
     bytes.extend(crc.to_be_bytes());
-    bytes.extend(b"\0\0\0\0IEND\xae\x42\x60\x82");
+    bytes.extend(b"\0\0\0\0IDAT\x35\xaf\x06\x1e\0\0\0\0IEND\xae\x42\x60\x82");
     bytes
 }
 

@@ -1,0 +1,45 @@
+//! The inner loops of resampling images, which look at every pixel of a photograph.
+
+/// Weighted sums of the pixels of a line, of 1 or 3 channels: `out[x] = Σ weight · line[first + k]`, one sum after the
+/// other. `taps` has the first pixel and the weights from there on, for each new pixel.
+///
+/// ```
+/// let mut out = [0.0; 2];
+/// qkv_simd::resample::weigh_line(&[10, 20, 40], 1, &[(0, vec![0.5, 0.5]), (2, vec![1.0])], &mut out);
+/// assert_eq!(out, [15.0, 40.0]);
+/// ```
+///
+/// # Panics
+/// If there are other channels, or a slice is too short.
+pub fn weigh_line(line: &[u8], channels: usize, taps: &[(usize, Vec<f32>)], out: &mut [f32]) {
+    match channels {
+        1 => weigh::<1>(line, taps, out),
+        3 => weigh::<3>(line, taps, out),
+        _ => panic!("{channels} channels"),
+    }
+}
+
+fn weigh<const C: usize>(line: &[u8], taps: &[(usize, Vec<f32>)], out: &mut [f32]) {
+    for ((first, weights), out) in taps.iter().zip(out.chunks_exact_mut(C)) {
+        let mut sums = [0.0; C];
+        for (pixel, weight) in line[first * C..][..weights.len() * C].chunks_exact(C).zip(weights) {
+            for (sum, &x) in sums.iter_mut().zip(pixel) {
+                *sum += weight * f32::from(x);
+            }
+        }
+        out.copy_from_slice(&sums);
+    }
+}
+
+/// `sums += weight · row`.
+///
+/// ```
+/// let mut sums = [1.0, 2.0];
+/// qkv_simd::resample::add_weighted(&mut sums, &[10.0, 20.0], 0.5);
+/// assert_eq!(sums, [6.0, 12.0]);
+/// ```
+pub fn add_weighted(sums: &mut [f32], row: &[f32], weight: f32) {
+    for (sum, x) in sums.iter_mut().zip(row) {
+        *sum += weight * x;
+    }
+}
