@@ -97,8 +97,8 @@ __device__ __forceinline__ void add_products(const Eight& w, const T* x, int col
 }
 
 // sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, by a warp, x by way of shared memory: each weight is
-// read once. The order of a row's sum depends neither on the other rows nor on ROWS. Every thread of a block comes here,
-// also where its warp has nothing to sum.
+// read once. The order of a row's sum depends neither on the other rows nor on ROWS. Every thread of a block comes
+// here, also where its warp has nothing to sum.
 template <int ROWS, int N>
 __device__ __forceinline__ void warp_products(const T* x, const T* const (&weights)[N], bool is_there, u32 rows,
                                               int inner, float (&sums)[N][ROWS]) {
