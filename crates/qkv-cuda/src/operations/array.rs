@@ -357,8 +357,8 @@ impl Operations {
         data
     }
 
-    /// Begins to copy a few numbers, at most 64 bytes, to the host, as they are after the work so far. Reading them later
-    /// waits for that work alone, so that the host can be a step ahead of the device.
+    /// Begins to copy a few numbers, at most 64 bytes, to the host, as they are after the work so far. Reading them
+    /// later waits for that work alone, so that the host can be a step ahead of the device.
     pub fn fetch(&self, array: &Array) -> Fetched {
         let copy = match self.failed() {
             None => self.driver().read_later(array.ptr(), array.bytes(), self.shared.stream),
