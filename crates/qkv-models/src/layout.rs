@@ -230,6 +230,10 @@ impl Layout {
             Form::Kernels([_, inputs, high, wide]) => values = each_transposed(&values, inputs, high * wide),
             Form::Paired(heads) => values = unpaired(&values, rows, width, heads),
         }
+        if let [one] = parts[..] {
+            parameters.set(one, values);
+            return Ok(());
+        }
         let mut rest = &values[..];
         for &part in &parts {
             let to = parameters.get_mut(part);

@@ -289,6 +289,17 @@ impl<T: Float> Parameters<T> {
         &mut Arc::make_mut(&mut entry.data)[..]
     }
 
+    /// Takes over values that were read, without copying them.
+    ///
+    /// # Panics
+    /// Where there are more or fewer than the parameter has.
+    pub fn set(&mut self, param: Param, values: Vec<T>) {
+        let entry = &mut self.entries[param.0];
+        assert_eq!(values.len(), entry.shape.iter().product::<usize>(), "`{}`", entry.name);
+        entry.forget();
+        entry.data = Arc::new(values.into());
+    }
+
     /// Attaches the quantized form of a matrix with the same values: products with few rows read it, which is faster.
     ///
     /// # Panics

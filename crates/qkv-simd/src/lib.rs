@@ -15,6 +15,7 @@
 //! | [`bf16x3_gemm`] | f32 products with AMX, each f32 split into three bf16 terms |
 //! | [`gemv`] | products of a few rows with many rows read in place, for decoding |
 //! | [`quantized`] | matrices of 4 to 8 bits times a few vectors |
+//! | [`blocks`] | the blocks of GGUF files, widened or as codes |
 //! | [`int8`] | matrices and rows of 8 bits, for models that are used and not trained
 //! | [`panels`] | matrices packed once for many products, for models that are used and not trained |
 //! | [`logits`] | passes over a row of logits, for searches
@@ -55,6 +56,7 @@
 mod amx;
 pub mod bf16_gemm;
 pub mod bf16x3_gemm;
+pub mod blocks;
 pub mod counting;
 pub mod features;
 pub mod finish;

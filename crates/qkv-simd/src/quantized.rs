@@ -182,22 +182,31 @@ impl QuantizedMatrix {
         for (block, to) in to.chunks_exact_mut(code_bytes(bits)).enumerate() {
             for (r, &row) in rows.iter().enumerate() {
                 let codes = &blocks.codes[row * self.width + block * BLOCK..][..BLOCK];
-                for (at, &code) in codes.iter().enumerate() {
-                    let (pair, side) = (at / 2, at % 2);
-                    if bits == 8 {
-                        to[pair * 2 * GROUP + 2 * r + side] = code;
-                        continue;
+                if bits == 8 {
+                    for (pair, both) in codes.as_chunks::<2>().0.iter().enumerate() {
+                        to[(pair * GROUP + r) * 2..][..2].copy_from_slice(both);
                     }
-                    let (line, nibble) = (pair / 4, pair % 4);
-                    let byte = 4 * r + 2 * side;
-                    to[line * 64 + byte + nibble / 2] |= (code & 15) << (nibble % 2 * 4);
-                    if bits == 5 {
-                        to[256 + byte + pair / 8] |= (code >> 4) << (pair % 8);
-                    }
-                    if bits == 6 {
-                        let field = pair % 8;
-                        to[256 + line / 2 * 64 + byte + field / 4] |= (code >> 4) << (field % 4 * 2);
-                    }
+                    continue;
+                }
+                // Byte `side` and `half` of a line has two pairs' codes of that side.
+                for (line, codes) in codes.as_chunks::<8>().0.iter().enumerate() {
+                    let byte = |side: usize, half: usize| codes[4 * half + side] & 15 | codes[4 * half + 2 + side] << 4;
+                    let bytes = [byte(0, 0), byte(0, 1), byte(1, 0), byte(1, 1)];
+                    to[line * 64 + 4 * r..][..4].copy_from_slice(&bytes);
+                }
+                let high = |pair: usize, side: usize| codes[2 * pair + side] >> 4;
+                if bits == 5 {
+                    let byte =
+                        |side, half: usize| (0..8usize).fold(0, |byte, at| byte | high(8 * half + at, side) << at);
+                    let bytes = [byte(0, 0), byte(0, 1), byte(1, 0), byte(1, 1)];
+                    to[256 + 4 * r..][..4].copy_from_slice(&bytes);
+                }
+                for plane in 0..if bits == 6 { 2 } else { 0 } {
+                    let byte = |side, half: usize| {
+                        (0..4usize).fold(0, |byte, at| byte | high(8 * plane + 4 * half + at, side) << (2 * at))
+                    };
+                    let bytes = [byte(0, 0), byte(0, 1), byte(1, 0), byte(1, 1)];
+                    to[256 + plane * 64 + 4 * r..][..4].copy_from_slice(&bytes);
                 }
             }
         }

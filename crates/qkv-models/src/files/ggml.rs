@@ -2,9 +2,9 @@
 //! blocks. Everything is `f32` in memory.
 
 use super::cursor::Cursor;
-use super::gguf::blocks::BlockType;
 use super::input;
 use crate::{Error, Result};
+use qkv_simd::blocks::BlockType;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

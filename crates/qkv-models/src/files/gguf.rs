@@ -4,12 +4,10 @@
 //! Every length is checked against the bytes that are left, every shape against the bytes of its tensor, and lists grow
 //! as they are read, so that a header cannot cause large allocations.
 
-pub(super) mod blocks;
-
 use super::cursor::Cursor;
 use super::input;
 use crate::{Error, Result};
-use blocks::BlockType;
+use qkv_simd::blocks::BlockType;
 use qkv_simd::quantized::QuantizedMatrix;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -252,7 +250,7 @@ impl Gguf {
     pub(crate) fn quantized(&self, name: &str, order: impl Fn(usize) -> usize) -> Option<QuantizedMatrix> {
         let entry = self.entries.get(name)?;
         let &[_, width] = &entry.shape[..] else { return None };
-        entry.storage.quantized(&self.bytes[entry.from..][..entry.bytes], width, order)
+        entry.storage.quantized(&self.bytes[entry.from..][..entry.bytes], width, &order)
     }
 
     fn missing(&self, name: &str, expected: &str) -> Error {

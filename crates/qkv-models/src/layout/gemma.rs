@@ -53,13 +53,16 @@ pub(super) fn attention(scalar: f64, width: usize) -> Attention {
     attention
 }
 
-/// The number whose square root queries are divided by; `None` where the attention is another one.
-fn query_scalar(config: &GptConfig) -> Option<f64> {
+/// The number whose square root queries are divided by, a whole one; `None` where the attention is another one.
+fn query_scalar(config: &GptConfig) -> Option<u64> {
     let scalar = match config.attention.scale {
-        Scale::Own => config.head_width() as f64,
-        Scale::Fixed(scale) => (scale * scale).recip(),
+        Scale::Own => config.head_width() as u64,
+        Scale::Fixed(scale) => (scale * scale).recip().round() as u64,
         Scale::Learned => return None,
     };
+    if attention(scalar as f64, config.head_width()).scale != config.attention.scale {
+        return None;
+    }
     let mut plain = config.attention.clone();
     plain.scale = Scale::Own;
     (plain == Attention::scaled_dot()).then_some(scalar)

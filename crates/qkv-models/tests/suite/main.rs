@@ -3,6 +3,7 @@
 mod archive;
 mod audio;
 mod bitmaps;
+mod blocks;
 mod checkpoints;
 mod gemma;
 mod gguf;

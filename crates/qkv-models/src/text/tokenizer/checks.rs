@@ -6,6 +6,7 @@ use crate::{Error, Result};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+use std::borrow::{Borrow, Cow};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -44,24 +45,66 @@ struct ModelOutline {
 
 /// The merges of a model, parsed once its sizes are known to be plausible.
 #[derive(Deserialize)]
-struct MergesFile {
-    model: Merges,
+struct MergesFile<'a> {
+    #[serde(borrow)]
+    model: Merges<'a>,
 }
 
 #[derive(Deserialize)]
-struct Merges {
+struct Merges<'a> {
     continuing_subword_prefix: Option<String>,
-    #[serde(default)]
-    vocab: HashMap<String, u32>,
-    #[serde(default)]
-    merges: Vec<Merge>,
+    #[serde(borrow, default)]
+    vocab: HashMap<Piece<'a>, u32>,
+    #[serde(borrow, default)]
+    merges: Vec<Merge<'a>>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Merge {
-    Pair(String, String),
-    Line(String),
+/// A piece of text, borrowed from the file where nothing in it is escaped: there are hundreds of thousands.
+#[derive(Deserialize, PartialEq, Eq, Hash)]
+#[serde(transparent)]
+struct Piece<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl Borrow<str> for Piece<'_> {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+enum Merge<'a> {
+    Pair(Piece<'a>, Piece<'a>),
+    Line(Cow<'a, str>),
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MergeVisitor;
+
+        impl<'de> Visitor<'de> for MergeVisitor {
+            type Value = Merge<'de>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a line or two pieces")
+            }
+
+            fn visit_borrowed_str<E>(self, line: &'de str) -> Result<Merge<'de>, E> {
+                Ok(Merge::Line(line.into()))
+            }
+
+            fn visit_str<E>(self, line: &str) -> Result<Merge<'de>, E> {
+                Ok(Merge::Line(line.to_owned().into()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Merge<'de>, A::Error> {
+                let both = (list.next_element()?, list.next_element()?, list.next_element::<IgnoredAny>()?);
+                match both {
+                    (Some(left), Some(right), None) => Ok(Merge::Pair(left, right)),
+                    _ => Err(serde::de::Error::custom("a merge has two pieces")),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(MergeVisitor)
+    }
 }
 
 /// Number of entries of a list or an object, which are not stored.
@@ -139,14 +182,14 @@ pub(super) fn check(bytes: &[u8], path: &Path) -> Result<u64> {
 /// Refuses merges that lead out of the vocabulary.
 fn check_merges(bytes: &[u8], path: &Path) -> Result<()> {
     let wrong = |field: &str, what: String| Error::format(path, format!("field `{field}`"), what);
-    let file: MergesFile = serde_json::from_slice(bytes).map_err(|e| wrong("model.vocab", e.to_string()))?;
+    let file: MergesFile<'_> = serde_json::from_slice(bytes).map_err(|e| wrong("model.vocab", e.to_string()))?;
     let Merges { continuing_subword_prefix, vocab, merges } = file.model;
     let prefix = continuing_subword_prefix.unwrap_or_default();
     let mut merged = String::new();
     for (at, merge) in merges.iter().enumerate() {
         let wrong = |what: String| wrong(&format!("model.merges[{at}]"), what);
         let (left, right) = match merge {
-            Merge::Pair(left, right) => (left.as_str(), right.as_str()),
+            Merge::Pair(left, right) => (&*left.0, &*right.0),
             Merge::Line(line) if line.starts_with("#version") => continue,
             Merge::Line(line) => line.split_once(' ').ok_or_else(|| wrong("it is not two pieces".into()))?,
         };
@@ -155,7 +198,7 @@ fn check_merges(bytes: &[u8], path: &Path) -> Result<()> {
         };
         merged.clear();
         merged.extend([left, rest]);
-        for piece in [left, right, &merged] {
+        for piece in [left, right, merged.as_str()] {
             if !vocab.contains_key(piece) {
                 return Err(wrong(format!("`{piece}` is not in the vocabulary")));
             }

@@ -3,7 +3,8 @@
 
 use crate::files::gguf::{Gguf, MetadataValue};
 use crate::{Error, Result};
-use serde_json::{Map, Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 use std::collections::HashMap;
 
 /// Types of tokens.
@@ -21,12 +22,52 @@ const QWEN2: &str = concat!(
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// A `tokenizer.json`. Written from here, as vocabulary and merges have hundreds of thousands of entries, which a
+/// [`Value`] would copy.
+#[derive(Serialize)]
+struct TokenizerFile<'a, M> {
+    version: &'static str,
+    added_tokens: Vec<Value>,
+    normalizer: Value,
+    pre_tokenizer: Value,
+    post_processor: Value,
+    decoder: Value,
+    model: BpeModel<'a, M>,
+}
+
+#[derive(Serialize)]
+struct BpeModel<'a, M> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    unk_token: Option<&'a str>,
+    fuse_unk: bool,
+    byte_fallback: bool,
+    vocab: TokenNumbers<'a>,
+    merges: M,
+}
+
+/// The tokens as a map to their numbers.
+struct TokenNumbers<'a>(&'a [String]);
+
+impl Serialize for TokenNumbers<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().enumerate().map(|(id, token)| (token, id)))
+    }
+}
+
+impl<M: Serialize> TokenizerFile<'_, M> {
+    fn text(&self) -> String {
+        serde_json::to_string(self).expect("strings and numbers")
+    }
+}
+
 /// The tokens of a file with their types.
 struct GgufTokens<'a> {
     file: &'a Gguf,
     tokens: &'a [String],
     /// Empty where all are of the normal type.
     kinds: &'a [f64],
+    numbers: HashMap<&'a str, usize>,
 }
 
 fn wrong(file: &Gguf, name: &str, what: impl Into<String>) -> Error {
@@ -48,18 +89,13 @@ impl<'a> GgufTokens<'a> {
     fn of(file: &'a Gguf) -> Result<Self> {
         let tokens = file.texts("tokenizer.ggml.tokens")?;
         let kinds = numbers(file, "tokenizer.ggml.token_type", tokens.len())?.unwrap_or_default();
-        Ok(GgufTokens { file, tokens, kinds })
-    }
-
-    /// The vocabulary: the number of each token.
-    fn vocabulary(&self) -> Result<Map<String, Value>> {
-        let mut vocabulary = Map::new();
-        for (id, token) in self.tokens.iter().enumerate() {
-            if vocabulary.insert(token.clone(), json!(id)).is_some() {
-                return Err(wrong(self.file, "tokenizer.ggml.tokens", format!("`{token}` is there twice")));
+        let mut numbers = HashMap::with_capacity(tokens.len());
+        for (id, token) in tokens.iter().enumerate() {
+            if numbers.insert(token.as_str(), id).is_some() {
+                return Err(wrong(file, "tokenizer.ggml.tokens", format!("`{token}` is there twice")));
             }
         }
-        Ok(vocabulary)
+        Ok(GgufTokens { file, tokens, kinds, numbers })
     }
 
     /// The first token of a type.
@@ -112,13 +148,9 @@ impl<'a> GgufTokens<'a> {
         };
         let normalizer = if qwen { json!({ "type": "NFC" }) } else { json!(null) };
         let merges = file.texts("tokenizer.ggml.merges")?;
-        let model = json!({ "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": self.vocabulary()?,
-            "merges": merges });
-        Ok(json!({ "version": "1.0", "truncation": null, "padding": null, "added_tokens": self.added(),
-            "normalizer": normalizer, "pre_tokenizer": cutting, "post_processor": self.post_processor()?,
-            "decoder": bytes, "model": model })
-        .to_string())
+        let vocab = TokenNumbers(self.tokens);
+        let model = BpeModel { kind: "BPE", unk_token: None, fuse_unk: false, byte_fallback: false, vocab, merges };
+        self.file_with(model, [normalizer, cutting, bytes])
     }
 
     /// The BPE of SentencePiece: spaces are marked, characters that are not in the vocabulary are spelled in bytes.
@@ -149,13 +181,27 @@ impl<'a> GgufTokens<'a> {
             }
             false => self.first(UNKNOWN),
         };
-        let model = json!({ "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": self.first(BYTE).is_some(),
-            "vocab": self.vocabulary()?, "merges": self.merges()? });
-        Ok(json!({ "version": "1.0", "truncation": null, "padding": null, "added_tokens": self.added(),
-            "normalizer": normalizer, "pre_tokenizer": cutting, "post_processor": self.post_processor()?,
-            "decoder": { "type": "Sequence", "decoders": decoders }, "model": model })
-        .to_string())
+        let model = BpeModel {
+            kind: "BPE",
+            unk_token: unknown,
+            fuse_unk: true,
+            byte_fallback: self.first(BYTE).is_some(),
+            vocab: TokenNumbers(self.tokens),
+            merges: self.merges()?,
+        };
+        self.file_with(model, [normalizer, cutting, json!({ "type": "Sequence", "decoders": decoders })])
+    }
+
+    /// The file of a model with its normalizer, pre-tokenizer and decoder.
+    fn file_with<M: Serialize>(
+        &self,
+        model: BpeModel<'_, M>,
+        [normalizer, pre_tokenizer, decoder]: [Value; 3],
+    ) -> Result<String> {
+        let (added_tokens, post_processor) = (self.added(), self.post_processor()?);
+        let version = "1.0";
+        let file = TokenizerFile { version, added_tokens, normalizer, pre_tokenizer, post_processor, decoder, model };
+        Ok(file.text())
     }
 
     /// Merges, the first to be made first. SentencePiece merges the neighbors whose union has the highest score, so
@@ -165,13 +211,12 @@ impl<'a> GgufTokens<'a> {
         let Some(scores) = numbers(self.file, name, self.tokens.len())? else {
             return Err(wrong(self.file, name, "it is missing"));
         };
-        let known: HashMap<&str, usize> = self.tokens.iter().enumerate().map(|(id, token)| (&**token, id)).collect();
         let is_special = |id: usize| self.kinds.get(id).is_some_and(|kind| [UNKNOWN, CONTROL, BYTE].contains(kind));
         let mut merges: Vec<(f64, [&str; 2])> = Vec::new();
         for (id, token) in self.tokens.iter().enumerate().filter(|(id, _)| !is_special(*id)) {
             for (at, _) in token.char_indices().skip(1) {
                 let (left, right) = token.split_at(at);
-                if known.contains_key(left) && known.contains_key(right) {
+                if self.numbers.contains_key(left) && self.numbers.contains_key(right) {
                     merges.push((scores[id], [left, right]));
                 }
             }

@@ -3,8 +3,8 @@
 //! bits in another.
 
 use super::{BlockType, half};
+use crate::quantized::Blocks;
 use half::f16;
-use qkv_simd::quantized::Blocks;
 
 /// Values per super-block.
 pub(super) const SUPER: usize = 256;
@@ -134,44 +134,6 @@ fn sixes(bytes: &[u8], part: usize) -> (u8, u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use qkv_simd::Isa;
-    use qkv_simd::quantized::{Vectors, products};
-    use qkv_simd::team::Team;
-
-    /// Blocks of every type, and their values by the `gguf` package of Python.
-    #[test]
-    fn blocks_are_widened_as_others_do() {
-        let golden: Vec<(u32, Vec<u8>, Vec<f32>)> =
-            serde_json::from_str(include_str!("../../../../tests/golden/blocks.json")).unwrap();
-        assert_eq!(golden.len(), 11);
-        for (kind, bytes, expected) in golden {
-            let storage = BlockType::of(kind).unwrap();
-            let found = storage.widen(&bytes);
-            assert_eq!(found.len(), expected.len(), "{storage}");
-            for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                assert_eq!(found.to_bits(), expected.to_bits(), "{storage} at {at}: {found} {expected}");
-            }
-        }
-    }
-
-    #[test]
-    fn products_read_the_elements_that_are_widened() {
-        let golden: Vec<(u32, Vec<u8>, Vec<f32>)> =
-            serde_json::from_str(include_str!("../../../../tests/golden/blocks.json")).unwrap();
-        let (isa, team, mut read) = (Isa::best(), Team::new(1), 0);
-        for (kind, bytes, widened) in golden {
-            let (storage, width) = (BlockType::of(kind).unwrap(), widened.len());
-            let Some(matrix) = storage.quantized(&bytes, width, |row| row) else { continue };
-            let x: Vec<f32> = (0..width).map(|at| (at * 29 % 61) as f32 / 30.0 - 1.0).collect();
-            let mut y = [0.0];
-            products(isa, &team, &Vectors::new(isa, &x, width), &mut [(&matrix, &mut y)]);
-            let terms = || x.iter().zip(&widened).map(|(&x, &w)| f64::from(x) * f64::from(w));
-            let (expected, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
-            assert!((f64::from(y[0]) - expected).abs() <= size * 3e-5, "{storage}: {} {expected}", y[0]);
-            read += 1;
-        }
-        assert_eq!(read, 8);
-    }
 
     #[test]
     fn a_part_has_its_own_six_bits() {

@@ -1,10 +1,11 @@
 //! Block types of GGUF: plain numbers; blocks of 32 with a scale and, in some types, a minimum; super-blocks of 256
-//! whose parts have quantized scales (`super_block`).
+//! whose parts have quantized scales (`super_block`). Files have hundreds of millions of numbers in them, so they are
+//! widened here, where loops are compiled for speed; finding them in a file is left to who reads it.
 
 mod super_block;
 
+use crate::quantized::{Blocks, Format, QuantizedMatrix};
 use half::{bf16, f16};
-use qkv_simd::quantized::{Blocks, Format, QuantizedMatrix};
 use std::fmt;
 use super_block::SUPER;
 
@@ -12,10 +13,21 @@ use super_block::SUPER;
 const BLOCK: usize = 32;
 
 /// Supported block types.
+///
+/// ```
+/// use qkv_simd::blocks::BlockType;
+/// // A block of Q8_0: a scale of 0.5 in half precision, then 32 numbers of 8 bits.
+/// let bytes = [&half::f16::from_f32(0.5).to_le_bytes()[..], &[3; 32]].concat();
+/// let q8 = BlockType::of(8).unwrap();
+/// assert_eq!((q8.to_string(), q8.bytes(32), q8.widen(&bytes)), ("Q8_0".into(), Some(34), vec![1.5; 32]));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::files) enum BlockType {
+pub enum BlockType {
+    /// Single precision.
     F32,
+    /// Half precision.
     F16,
+    /// bfloat16.
     Bf16,
     /// Q4_0: 4 bits from −8 to 7, times a scale.
     Q4Scaled,
@@ -100,7 +112,7 @@ impl BlockType {
 
     /// The blocks as products of a few rows read them, for rows of `width` in another order; `None` for types that they
     /// do not read.
-    pub fn quantized(self, bytes: &[u8], width: usize, order: impl Fn(usize) -> usize) -> Option<QuantizedMatrix> {
+    pub fn quantized(self, bytes: &[u8], width: usize, order: &dyn Fn(usize) -> usize) -> Option<QuantizedMatrix> {
         let format = match self {
             BlockType::Q4Scaled => Format::Q4_0,
             BlockType::Q4Above => Format::Q4_1,
@@ -113,6 +125,7 @@ impl BlockType {
             _ => return None,
         };
         let mut blocks = Blocks::default();
+        blocks.codes.reserve(bytes.len() / self.each() * self.together());
         for block in bytes.chunks_exact(self.each()) {
             match self {
                 BlockType::Q4K | BlockType::Q5K | BlockType::Q6K => super_block::codes(self, block, &mut blocks),
@@ -134,11 +147,8 @@ impl BlockType {
         };
         match self {
             BlockType::Q8 => to.codes.extend_from_slice(rest),
-            BlockType::Q5Scaled | BlockType::Q5Above => {
-                let fifths = (0..BLOCK).map(|at| fifth(rest, at));
-                to.codes.extend(nibbles(&rest[4..]).zip(fifths).map(|(x, fifth)| x | fifth));
-            }
-            _ => to.codes.extend(nibbles(rest)),
+            BlockType::Q5Scaled | BlockType::Q5Above => to.codes.extend_from_slice(&fives(rest)),
+            _ => to.codes.extend_from_slice(&nibbles(rest)),
         }
     }
 
@@ -153,23 +163,19 @@ impl BlockType {
                 BlockType::Bf16 => out.push(bf16::from_le_bytes([block[0], block[1]]).to_f32()),
                 BlockType::Q4Scaled => {
                     let scale = half(block);
-                    out.extend(nibbles(&block[2..]).map(|x| f32::from(x as i8 - 8) * scale));
+                    out.extend_from_slice(&nibbles(&block[2..]).map(|x| f32::from(x as i8 - 8) * scale));
                 }
                 BlockType::Q4Above => {
                     let (scale, least) = (half(block), half(&block[2..]));
-                    out.extend(nibbles(&block[4..]).map(|x| f32::from(x) * scale + least));
+                    out.extend_from_slice(&nibbles(&block[4..]).map(|x| f32::from(x) * scale + least));
                 }
                 BlockType::Q5Scaled => {
                     let scale = half(block);
-                    let fifths = (0..BLOCK).map(|at| fifth(&block[2..6], at));
-                    out.extend(
-                        nibbles(&block[6..]).zip(fifths).map(|(x, fifth)| f32::from((x | fifth) as i8 - 16) * scale),
-                    );
+                    out.extend_from_slice(&fives(&block[2..]).map(|x| f32::from(x as i8 - 16) * scale));
                 }
                 BlockType::Q5Above => {
                     let (scale, least) = (half(block), half(&block[2..]));
-                    let fifths = (0..BLOCK).map(|at| fifth(&block[4..8], at));
-                    out.extend(nibbles(&block[8..]).zip(fifths).map(|(x, fifth)| f32::from(x | fifth) * scale + least));
+                    out.extend_from_slice(&fives(&block[4..]).map(|x| f32::from(x) * scale + least));
                 }
                 BlockType::Q8 => {
                     let scale = half(block);
@@ -192,14 +198,23 @@ fn half(bytes: &[u8]) -> f32 {
     f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
 }
 
-/// The fifth bit of a value, shifted to its place. The fifth bits of a block are stored together, lowest first.
-fn fifth(bits: &[u8], at: usize) -> u8 {
-    (bits[at / 8] >> (at % 8) & 1) << 4
+/// The codes of five bits of a block: the fifth bits stand together before the nibbles, lowest first.
+#[inline(always)]
+fn fives(bytes: &[u8]) -> [u8; BLOCK] {
+    let (fifths, mut codes) = (u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]), nibbles(&bytes[4..]));
+    codes.iter_mut().enumerate().for_each(|(at, code)| *code |= ((fifths >> at & 1) << 4) as u8);
+    codes
 }
 
-/// The low nibbles of all bytes, then the high nibbles.
-fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> {
-    bytes.iter().map(|b| b & 15).chain(bytes.iter().map(|b| b >> 4))
+/// The low nibbles of all bytes of a block, then the high nibbles.
+#[inline(always)]
+fn nibbles(bytes: &[u8]) -> [u8; BLOCK] {
+    let mut codes = [0; BLOCK];
+    let (low, high) = codes.split_at_mut(BLOCK / 2);
+    for ((low, high), byte) in low.iter_mut().zip(high).zip(&bytes[..BLOCK / 2]) {
+        (*low, *high) = (byte & 15, byte >> 4);
+    }
+    codes
 }
 
 impl fmt::Display for BlockType {
@@ -220,25 +235,5 @@ impl fmt::Display for BlockType {
             BlockType::Q6K => "Q6_K",
             BlockType::Q8K => "Q8_K",
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_are_widened_low_halves_first() {
-        let scale = f16::from_f32(0.5).to_le_bytes();
-        let least = f16::from_f32(-2.0).to_le_bytes();
-        let nibbles: Vec<u8> = (0..16).map(|x| x | (15 - x) << 4).collect();
-        let above = BlockType::Q4Above.widen(&[&scale[..], &least, &nibbles].concat());
-        assert_eq!(above[..3], [-2.0, -1.5, -1.0]);
-        assert_eq!(above[16..18], [5.5, 5.0]);
-        let scaled = BlockType::Q4Scaled.widen(&[&scale[..], &nibbles].concat());
-        assert_eq!((scaled[0], scaled[15], scaled[16]), (-4.0, 3.5, 3.5));
-        let bytes: Vec<u8> = (0..32).map(|x| (x as i8 - 16) as u8).collect();
-        let eight = BlockType::Q8.widen(&[&scale[..], &bytes].concat());
-        assert_eq!((eight[0], eight[31], eight.len()), (-8.0, 7.5, 32));
     }
 }
