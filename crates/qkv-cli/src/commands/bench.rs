@@ -6,6 +6,7 @@
 //! | `shape`, `case`, `grid` | what is measured, its work and memory, and the default cases |
 //! | `timing`, `statistics` | repeated calls, medians and means |
 //! | `ours`, `formula`, `torch` | the three sides: the library, the materialized formula, PyTorch (`torch.py`) |
+//! | `python` | the Python that PyTorch's side runs in, and what its scripts begin with (`prelude.py`) |
 //! | `peaks` | the peak of the machine |
 //! | `measurement`, `table`, `summary`, `machine`, `progress` | reports |
 //! | `lengths`, `memory`, `plot` | time and memory against length |
@@ -31,6 +32,7 @@ mod over_ranks;
 mod peaks;
 mod plot;
 mod progress;
+mod python;
 mod scaling;
 mod shape;
 mod statistics;

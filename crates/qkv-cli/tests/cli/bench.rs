@@ -298,6 +298,11 @@ fn images_are_seen_alone_and_by_eight() {
         let with = "--images --threads 2 --against torch --python";
         refused(&format!("{with} ./dies-at-once"), 1, &["`./dies-at-once`: PyTorch failed"]);
         refused(&format!("{with} ./not-there"), 1, &["`./not-there`: cannot start this Python"]);
+        refused(
+            &format!("{with} ./no-torch"),
+            1,
+            &["`./no-torch`: this Python has no PyTorch", "hint: `--python PATH`"],
+        );
     }
 }
 

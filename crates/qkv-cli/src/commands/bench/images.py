@@ -6,24 +6,6 @@ The network is Keras's, whose blocks stride in their first convolution, with bat
 measured in both orders of memory, channels first and channels last, and the faster one is the answer.
 """
 
-import json
-import statistics
-import sys
-import time
-
-
-def answer(**fields):
-    print(json.dumps(fields), flush=True)
-
-
-try:
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-except Exception as error:
-    answer(error=f"{type(error).__name__}: {error}", missing=True)
-    sys.exit(1)
-
 images, threads, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 torch.set_num_threads(threads)
 torch.manual_seed(0)

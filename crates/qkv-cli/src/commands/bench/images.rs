@@ -7,8 +7,7 @@ use super::progress::Progress;
 use super::statistics::median;
 use super::table::{Column, Table, share, speed, time};
 use super::timing::Timing;
-use super::train::ask_python;
-use super::{machine, pause};
+use super::{machine, pause, python};
 use crate::failure::Failure;
 use crate::output::Print;
 use qkv_models::ResNet;
@@ -72,10 +71,10 @@ pub(super) fn measure(args: &BenchArgs, threads: usize, print: Print<'_>) -> Res
             if let Some(error) = failed {
                 return Err(error.into());
             }
-            if let Some((python, _)) = &args.against {
+            if let Some((path, _)) = &args.against {
                 pause();
                 let arguments = [batch.to_string(), threads.to_string(), args.seconds.to_string()];
-                let found: Theirs = ask_python(python, SCRIPT, &arguments)?;
+                let found: Theirs = python::ask(path, SCRIPT, &arguments)?;
                 row.theirs.push(found.timing);
                 version = Some(found.version);
             }

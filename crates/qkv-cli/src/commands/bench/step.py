@@ -6,24 +6,7 @@ bf16 is its automatic mixed precision. On a GPU it is the fastest of three ways:
 graphs; the step clips gradients to a norm of 1, as ours does. What cannot be done is answered with {"error": ".."}.
 """
 
-import json
 import resource
-import statistics
-import sys
-import time
-
-
-def answer(**fields):
-    print(json.dumps(fields), flush=True)
-
-
-try:
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-except Exception as error:
-    answer(error=f"{type(error).__name__}: {error}", missing=True)
-    sys.exit(1)
 
 model_name, precision, threads, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 device = sys.argv[5]

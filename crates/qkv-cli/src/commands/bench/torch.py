@@ -11,23 +11,6 @@ waits, and ends when its input does.
 What cannot be done is answered with {"error": ".."}.
 """
 
-import json
-import statistics
-import sys
-import time
-
-
-def answer(**fields):
-    print(json.dumps(fields), flush=True)
-
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-except Exception as error:
-    answer(error=f"{type(error).__name__}: {error}", missing=True)
-    sys.exit(1)
-
 DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cpu"
 TYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 

@@ -2,13 +2,14 @@
 //! CPU time from our side.
 
 use super::case::Case;
+use super::python;
 use super::timing::Timing;
 use crate::failure::Failure;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -50,14 +51,11 @@ impl TorchProcess {
     }
 
     /// Starts it with a number of threads, to compute on a device.
-    pub fn start_on(python: &Path, threads: usize, device: &str) -> Result<TorchProcess, Failure> {
-        let mut command = Command::new(python);
-        command.args(["-c", SCRIPT]).arg(threads.to_string()).arg(device);
+    pub fn start_on(path: &Path, threads: usize, device: &str) -> Result<TorchProcess, Failure> {
+        let mut command = python::running(path, SCRIPT);
+        command.arg(threads.to_string()).arg(device);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| {
-            Failure::in_file(python, format!("cannot start this Python: {error}"))
-                .hint("`--python PATH` names the one that has PyTorch")
-        })?;
+        let mut child = command.spawn().map_err(|error| python::not_started(path, &error))?;
         let (Some(requests), Some(answers), Some(stderr)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
@@ -70,8 +68,7 @@ impl TorchProcess {
         });
         let answers = BufReader::new(answers);
         let (requests, stderr) = (Some(requests), Some(stderr));
-        let mut torch =
-            TorchProcess { python: python.into(), child, requests, answers, stderr, version: String::new() };
+        let mut torch = TorchProcess { python: path.into(), child, requests, answers, stderr, version: String::new() };
         let ready = torch.answer()?;
         match (ready["ready"].as_bool(), ready["version"].as_str()) {
             (Some(true), Some(version)) => torch.version = version.into(),
@@ -127,14 +124,7 @@ impl TorchProcess {
         let Ok(answer @ Value::Object(_)) = serde_json::from_str(&line) else {
             return Err(self.unexpected(line.trim_end()));
         };
-        match answer["error"].as_str() {
-            None => Ok(answer),
-            Some(error) if answer["missing"].as_bool() == Some(true) => {
-                Err(Failure::in_file(&self.python, format!("this Python has no PyTorch: {error}"))
-                    .hint("`--python PATH` names the one that has, such as that of a virtual environment"))
-            }
-            Some(error) => Err(Failure::in_file(&self.python, format!("PyTorch failed: {error}"))),
-        }
+        python::refused(&self.python, &answer).map_or(Ok(answer), Err)
     }
 
     fn ended(&mut self) -> Failure {

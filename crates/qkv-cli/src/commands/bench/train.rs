@@ -3,16 +3,16 @@
 
 use super::args::{BenchArgs, ReportFormat};
 use super::progress::Progress;
+use super::python;
 use super::statistics::median;
 use super::table::{Column, Table, time};
 use super::training_step::{PRECISIONS, StepTiming, TrainingStep, models};
 use crate::failure::Failure;
 use crate::output::Print;
 use qkv_nn::Device;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 const SCRIPT: &str = include_str!("step.py");
 
@@ -143,31 +143,9 @@ fn ours(step: TrainingStep) -> Result<StepTiming, Failure> {
     let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
     let ran = Command::new(program).arg("bench-step").args(arguments(step)).output();
     let ran = ran.map_err(|error| failed(error.to_string()))?;
-    read(&ran).ok_or_else(|| failed(last_line(&ran)))
+    python::read(&ran).ok_or_else(|| failed(python::last_line(&ran)))
 }
 
 fn theirs(step: TrainingStep, python: &Path) -> Result<StepTiming, Failure> {
-    ask_python(python, SCRIPT, &arguments(step))
-}
-
-/// Runs a script in the user's Python, whose last line is the answer.
-pub(super) fn ask_python<T: DeserializeOwned>(python: &Path, script: &str, arguments: &[String]) -> Result<T, Failure> {
-    let ran = Command::new(python).args(["-W", "ignore", "-c", script]).args(arguments).output();
-    let ran = ran.map_err(|error| {
-        Failure::in_file(python, format!("cannot start this Python: {error}"))
-            .hint("`--python PATH` names the one that has PyTorch")
-    })?;
-    read(&ran).ok_or_else(|| Failure::in_file(python, format!("PyTorch failed: {}", last_line(&ran))))
-}
-
-fn read<T: DeserializeOwned>(ran: &Output) -> Option<T> {
-    let line = ran.stdout.split(|&byte| byte == b'\n').rfind(|line| !line.is_empty())?;
-    serde_json::from_slice(line).ok()
-}
-
-/// The last line that a process printed.
-fn last_line(ran: &Output) -> String {
-    let texts = [&ran.stderr[..], &ran.stdout[..]].map(|bytes| String::from_utf8_lossy(bytes).trim_end().to_owned());
-    let line = texts.iter().find(|text| !text.is_empty()).and_then(|text| text.lines().last());
-    line.map_or_else(|| ran.status.to_string(), |line| line.chars().take(200).collect())
+    python::ask(python, SCRIPT, &arguments(step))
 }
