@@ -37,7 +37,7 @@ mod training;
 pub use additive::{AdditiveCall, AdditiveChoice, AdditiveOutput};
 pub use array::{Array, Fetched, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
-pub use decoding::{DecodeBatch, FewRowsProduct, NO_TOKEN};
+pub use decoding::{DecodeBatch, FEW_ROWS, FewRowsProduct, NO_TOKEN};
 pub use graph::Graph;
 pub use images::ImageWindows;
 pub use launch::DropoutKey;

@@ -73,7 +73,7 @@ pub struct FewRowsProduct<'a> {
 }
 
 /// The most rows of [`few_rows`](Operations::few_rows).
-const FEW_ROWS: usize = 8;
+pub const FEW_ROWS: usize = 8;
 
 impl Operations {
     /// Sequences with room for this many tokens each, all at position 0.

@@ -13,22 +13,12 @@ pub(super) fn threads(kernel: &str) -> u32 {
 
 /// Kernels that wait by themselves for the results of the launch before, and read nothing else that it may have written
 /// before they do: in a recorded step of decoding, where weights do not change, they start while it ends.
-const WAITING: [&str; 14] = [
-    "embedding",
-    "layer_norm",
-    "rms_norm",
-    "append_at",
-    "gated",
-    "next_token",
-    "few_rows_1",
-    "few_rows_2",
-    "few_rows_4",
-    "few_rows_8",
-    "few_rows_gated_1",
-    "few_rows_gated_2",
-    "few_rows_gated_4",
-    "few_rows_gated_8",
-];
+const WAITING: [&str; 6] = ["embedding", "layer_norm", "rms_norm", "append_at", "gated", "next_token"];
+
+/// Whether a kernel is one of these; those of few rows are.
+fn waits(kernel: &str) -> bool {
+    WAITING.contains(&kernel) || kernel.starts_with("few_rows")
+}
 
 /// Which elements of a tensor are dropped. The factor of the others is `65536 / (65536 − threshold)`.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +105,7 @@ impl Operations {
         let (driver, stream) = (self.driver(), self.shared.stream);
         // SAFETY: as the caller promises; the values outlive the call, and a kernel that starts early waits by itself.
         self.remember(unsafe {
-            match self.shared.recording.load(Ordering::Relaxed) && WAITING.contains(&name) {
+            match self.shared.recording.load(Ordering::Relaxed) && waits(name) {
                 true => driver.launch_dependent(kernel, grid, stream, &addresses),
                 false => driver.launch(kernel, grid, stream, &addresses),
             }

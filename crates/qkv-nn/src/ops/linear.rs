@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{Factor, FewRowsProduct, Operations};
+use qkv_cuda::operations::{FEW_ROWS, Factor, FewRowsProduct, Operations};
 use qkv_simd::finish::Finish;
 use qkv_simd::matmul::Operand;
 use std::sync::Arc;
@@ -138,7 +138,7 @@ impl<T: Float> Tape<'_, T> {
         layers: [(Param, Option<Param>); 2],
         of: Gate,
     ) -> Option<Var<T>> {
-        if !self.is_inference() || layers.iter().any(|&(w, _)| self.parameters.adapter(w).is_some()) {
+        if !self.has_few_rows(x, &layers) {
             return None;
         }
         let outer = &x.shape()[..x.shape().len() - 1];
@@ -151,6 +151,12 @@ impl<T: Float> Tape<'_, T> {
         done.then(|| self.constant(y))
     }
 
+    /// Whether a device has kernels of its own for products of these rows: few, in inference, without adapters.
+    fn has_few_rows(&self, x: &Var<T>, layers: &[(Param, Option<Param>)]) -> bool {
+        let adapted = layers.iter().any(|&(w, _)| self.parameters.adapter(w).is_some());
+        self.is_inference() && !adapted && x.value.rows() <= FEW_ROWS
+    }
+
     /// Products of a few rows, in inference, as one launch of a device; `None`, and nothing is done, where they are not
     /// that.
     fn few_rows_together<const N: usize>(
@@ -159,8 +165,7 @@ impl<T: Float> Tape<'_, T> {
         x: &Var<T>,
         layers: &[(Param, Option<Param>); N],
     ) -> Option<[Var<T>; N]> {
-        let adapted = layers.iter().any(|&(w, _)| self.parameters.adapter(w).is_some());
-        if !self.is_inference() || adapted || N > 3 {
+        if !self.has_few_rows(x, layers) || N > 3 {
             return None;
         }
         let outer = &x.shape()[..x.shape().len() - 1];
