@@ -129,7 +129,8 @@ impl TextSettings {
     }
 }
 
-/// Writes `config.json` and `model.safetensors`, in the layout of GPT-2 or Llama where the model is one.
+/// Writes `config.json` and `model.safetensors`, in the layout of `transformers` where the model is a GPT-2, a Llama, a
+/// Qwen2 or a Gemma 3.
 pub(crate) fn write_model(model: &Model, parameters: &Parameters<f32>, to: &Path, storage: Storage) -> Result<()> {
     let dialect = Dialect::of(model.config());
     let layout = dialect.layout(model.config()).unwrap_or_else(|| Layout::own(parameters));

@@ -2,7 +2,7 @@
 //! sides of each sublayer and of the heads of queries and keys, GEGLU, scaled embeddings, and layers within a window.
 
 use super::config::Fields;
-use super::{Form, Layout, Mapped};
+use super::{Form, Layout, Mapped, llama};
 use crate::{Architecture, GptConfig, LocalLayers, ModelConfig, Result};
 use qkv::{Attention, Scale};
 use qkv_nn::layers::{FeedKind, NormKind, PositionKind};
@@ -154,34 +154,18 @@ pub(crate) fn json(config: &ModelConfig, sizes: &GptConfig) -> Value {
     let local = sizes.local.unwrap_or_default();
     let kinds: Vec<&str> = (0..sizes.layers).map(|layer| if local.has(layer) { LOCAL } else { GLOBAL }).collect();
     let turned = |base: f64| json!({ "rope_type": "default", "rope_theta": base });
-    json!({
+    let own = json!({
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],
-        "vocab_size": config.vocab_size,
-        "hidden_size": sizes.d_model,
-        "intermediate_size": sizes.ffn_dim,
-        "num_hidden_layers": sizes.layers,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.key_heads(),
-        "head_dim": sizes.head_width(),
         "query_pre_attn_scalar": query_scalar(sizes),
         "hidden_activation": ACTIVATION,
-        "max_position_embeddings": sizes.max_positions,
-        "rms_norm_eps": sizes.epsilon,
-        "rope_theta": sizes.rotary_base,
         "rope_local_base_freq": local.rotary_base,
         "rope_parameters": { GLOBAL: turned(sizes.rotary_base), LOCAL: turned(local.rotary_base) },
         "sliding_window": local.window,
         "sliding_window_pattern": local.period,
         "layer_types": kinds,
-        "attention_bias": false,
-        "attention_dropout": sizes.attention_dropout,
-        "tie_word_embeddings": sizes.tied,
-        "pad_token_id": config.pad_token_id,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
-        "torch_dtype": "float32",
-    })
+    });
+    llama::json_of_decoder(config, sizes, own)
 }
 
 /// The parts of a layer by their names in Hugging Face's layout, in GGUF, and here.

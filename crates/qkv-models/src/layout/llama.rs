@@ -89,9 +89,18 @@ pub(crate) fn config(json: &Value, path: &Path) -> Result<ModelConfig> {
 
 pub(crate) fn json(config: &ModelConfig, sizes: &GptConfig) -> Value {
     let qwen2 = fits_qwen2(sizes);
-    json!({
+    let own = json!({
         "model_type": if qwen2 { "qwen2" } else { "llama" },
         "architectures": [if qwen2 { "Qwen2ForCausalLM" } else { "LlamaForCausalLM" }],
+        "hidden_act": "silu",
+        "mlp_bias": sizes.bias,
+    });
+    json_of_decoder(config, sizes, own)
+}
+
+/// The `config.json` of a decoder with rotary positions and RMS norms: what all of them have, and fields of its own.
+pub(super) fn json_of_decoder(config: &ModelConfig, sizes: &GptConfig, own: Value) -> Value {
+    let mut json = json!({
         "vocab_size": config.vocab_size,
         "hidden_size": sizes.d_model,
         "intermediate_size": sizes.ffn_dim,
@@ -99,19 +108,21 @@ pub(crate) fn json(config: &ModelConfig, sizes: &GptConfig) -> Value {
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.key_heads(),
         "head_dim": sizes.head_width(),
-        "hidden_act": "silu",
         "max_position_embeddings": sizes.max_positions,
         "rms_norm_eps": sizes.epsilon,
         "rope_theta": sizes.rotary_base,
         "attention_bias": sizes.bias,
-        "mlp_bias": sizes.bias,
         "attention_dropout": sizes.attention_dropout,
         "tie_word_embeddings": sizes.tied,
         "pad_token_id": config.pad_token_id,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_token_id,
         "torch_dtype": "float32",
-    })
+    });
+    if let (Some(all), Value::Object(own)) = (json.as_object_mut(), own) {
+        all.extend(own);
+    }
+    json
 }
 
 /// The parts of a layer by their names in Hugging Face's layout, in GGUF, and here.
