@@ -29,13 +29,14 @@ usage: cargo xtask COMMAND
 
   test [--full]   everything CI runs: format, lints, tests, doc tests, docs, packages, other targets, and the promises
                   (conformance, determinism, absence, sizes, memory) on every instruction set of this CPU, over a sample
-                  (QKV_SEED repeats one); with --full every case, Miri, the sanitizers and cargo-deny (an hour)
+                  (QKV_SEED repeats one); with --full every case, Miri, the sanitizers, cargo-deny and NEON (an hour)
   python          the Python package with every framework, in target/python: built, installed, tested (gigabytes)
   words           retired words that came back (docs/glossary.md)
   cycles          circles of more than three files that use one another
   lines           lines of code wider than 120 columns
   package         packs every published crate, without verifying
   targets         checks `qkv` for other targets, where they are installed
+  neon            kernels and promises on aarch64, run by QEMU
   miri            Miri over the views, shared memory and portable lanes of qkv-simd (nightly)
   sanitize        AddressSanitizer and ThreadSanitizer over the crates with unsafe code (nightly)
   deny            licenses, bans, sources and advisories of the dependencies (cargo-deny)
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         ["python"] => python::all_steps(),
         ["package"] => vec![Step::cargo("packages", test::PACKAGE)],
         ["targets"] => test::targets(),
+        ["neon"] => test::neon(),
         ["miri"] => unsafe_code::miri(),
         ["sanitize"] => unsafe_code::sanitize(),
         ["deny"] => unsafe_code::deny(),

@@ -52,6 +52,7 @@ pub fn steps(full: bool) -> Vec<Step> {
         steps.extend(unsafe_code::miri());
         steps.extend(unsafe_code::sanitize());
         steps.extend(unsafe_code::deny());
+        steps.extend(neon());
     }
     steps
 }
@@ -69,6 +70,31 @@ pub fn targets() -> Vec<Step> {
         }
     };
     TARGETS.into_iter().map(step).collect()
+}
+
+/// The kernels and the promises on aarch64, with NEON, run by QEMU on any other machine.
+pub fn neon() -> Vec<Step> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    const LINKER: &str = "aarch64-linux-gnu-gcc";
+    const QEMU: &str = "qemu-aarch64";
+    let missing = match [LINKER, QEMU].into_iter().find(|program| !toolchain::has_program(program)) {
+        _ if !toolchain::has_target(TARGET) => format!("not installed (`rustup target add {TARGET}`)"),
+        Some(program) => format!("no `{program}` (Debian's `gcc-aarch64-linux-gnu` and `qemu-user` have both)"),
+        None => String::new(),
+    };
+    if !missing.is_empty() {
+        return vec![Step::skip("NEON", missing)];
+    }
+    let step = |name: &str, tests: String| {
+        Step::cargo(name, format!("test --release --target {TARGET} --target-dir target/neon {tests}"))
+            .with("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER)
+            .with("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", format!("{QEMU} -L /usr/aarch64-linux-gnu"))
+            .with("QKV_SAMPLE", SAMPLE)
+    };
+    vec![
+        step("kernels on NEON", "-p qkv-simd --all-features --lib".into()),
+        step("promises on NEON", format!("-p qkv --test attention -- {PROMISES}")),
+    ]
 }
 
 /// Part of the cases that an ordinary run draws for the best instruction set.

@@ -27,6 +27,11 @@ pub fn host() -> Option<String> {
     output("rustc", &["--print", "host-tuple"])
 }
 
+/// Whether a program is there.
+pub fn has_program(name: &str) -> bool {
+    output(name, &["--version"]).is_some()
+}
+
 /// Whether `cargo NAME` is there.
 pub fn has_cargo_command(name: &str) -> bool {
     output("cargo", &[name, "--version"]).is_some()

@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Portable,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -37,7 +39,8 @@ pub struct Isa(Level);
 
 impl Isa {
     /// The fastest instruction set of this CPU, or the one named by the environment variable `QKV_ISA` (`portable`,
-    /// `avx2`, `avx512`, `avx512bf16`, `amx`). A name that this CPU does not have is ignored. Decided once per process.
+    /// `neon`, `avx2`, `avx512`, `avx512bf16`, `amx`). A name that this CPU does not have is ignored. Decided once per
+    /// process.
     pub fn best() -> Isa {
         *BEST.get_or_init(|| {
             let forced = std::env::var("QKV_ISA").ok().and_then(|name| Isa::named(&name));
@@ -82,8 +85,14 @@ impl Isa {
         found
     }
 
+    /// Every instruction set of this CPU, narrowest first: NEON is in every aarch64.
+    #[cfg(target_arch = "aarch64")]
+    pub fn available() -> Vec<Isa> {
+        vec![Isa(Level::Portable), Isa(Level::Neon)]
+    }
+
     /// Every instruction set of this CPU, narrowest first: on this architecture, the portable lanes alone.
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub fn available() -> Vec<Isa> {
         vec![Isa(Level::Portable)]
     }
@@ -93,10 +102,12 @@ impl Isa {
         Isa::available().into_iter().find(|isa| isa.name() == name)
     }
 
-    /// Its name: `portable`, `avx2`, `avx512`, `avx512bf16` or `amx`.
+    /// Its name: `portable`, `neon`, `avx2`, `avx512`, `avx512bf16` or `amx`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Level::Portable => "portable",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => "neon",
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]

@@ -22,6 +22,9 @@ pub(crate) fn dispatch<A: Real, K: Kernel<A>>(isa: Isa, kernel: K) -> K::Output 
     match isa.level() {
         // SAFETY: portable lanes run on any CPU.
         Level::Portable => unsafe { kernel.run::<A::Portable>() },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: every aarch64 has NEON.
+        Level::Neon => unsafe { kernel.run::<A::Neon>() },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` of this level exists only where the CPU has it.
         Level::Avx2 => unsafe { avx2(kernel) },

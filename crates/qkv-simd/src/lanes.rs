@@ -14,6 +14,8 @@ pub mod avx2;
 pub mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod horizontal;
+#[cfg(target_arch = "aarch64")]
+pub mod neon;
 pub mod portable;
 
 use crate::number::{Element, Real};

@@ -46,6 +46,9 @@ pub trait Real:
     #[doc(hidden)]
     #[cfg(target_arch = "x86_64")]
     type Avx512: Lanes<Scalar = Self>;
+    #[doc(hidden)]
+    #[cfg(target_arch = "aarch64")]
+    type Neon: Lanes<Scalar = Self>;
 
     /// From an `f64`, rounded.
     fn from_f64(x: f64) -> Self;
@@ -116,18 +119,20 @@ pub trait Element:
 }
 
 macro_rules! real {
-    ($t:ident, $lanes:literal, $portable:ty, $avx2:ident, $avx512:ident) => {
+    ($t:ident, $lanes:literal, $lanes_of:ident) => {
         impl Real for $t {
             const LANES: usize = $lanes;
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = $t::NEG_INFINITY;
             const INFINITY: Self = $t::INFINITY;
-            type Portable = $portable;
+            type Portable = crate::lanes::portable::$lanes_of;
             #[cfg(target_arch = "x86_64")]
-            type Avx2 = crate::lanes::avx2::$avx2;
+            type Avx2 = crate::lanes::avx2::$lanes_of;
             #[cfg(target_arch = "x86_64")]
-            type Avx512 = crate::lanes::avx512::$avx512;
+            type Avx512 = crate::lanes::avx512::$lanes_of;
+            #[cfg(target_arch = "aarch64")]
+            type Neon = crate::lanes::neon::$lanes_of;
             #[inline(always)]
             fn from_f64(x: f64) -> Self {
                 x as $t
@@ -184,8 +189,8 @@ macro_rules! real {
     };
 }
 
-real!(f32, 16, crate::lanes::portable::F32x16, F32x16, F32x16);
-real!(f64, 8, crate::lanes::portable::F64x8, F64x8, F64x8);
+real!(f32, 16, F32x16);
+real!(f64, 8, F64x8);
 
 macro_rules! half {
     ($t:ident, $is_bf16:literal, $load:ident, $store:ident, $to_bf16:expr, $as_bf16:expr) => {

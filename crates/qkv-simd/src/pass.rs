@@ -35,6 +35,9 @@ pub trait Pass {
 pub fn run<P: Pass>(isa: Isa, pass: P) -> P::Output {
     match isa.level() {
         Level::Portable => pass.run(),
+        // What every aarch64 has is what the compiler uses anyway.
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon => pass.run(),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` of this level exists only where the CPU has it.
         Level::Avx2 => unsafe { avx2(pass) },

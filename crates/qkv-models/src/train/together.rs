@@ -62,7 +62,7 @@ pub(super) fn agree(recipe: &Recipe, parameters: &Parameters<f32>, ranks: &Ranks
 }
 
 /// Instruction sets, narrowest first.
-const ORDER: [&str; 5] = ["portable", "avx2", "avx512", "avx512bf16", "amx"];
+const ORDER: [&str; 6] = ["portable", "neon", "avx2", "avx512", "avx512bf16", "amx"];
 
 /// The instruction set of the matrix products of the `gemm` crate.
 fn products() -> &'static str {

@@ -9,7 +9,9 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 
-use super::{FINER, Int8Matrix, Int8Rows, LANES, LARGEST, QUAD, SHIFT, SMALLEST};
+#[cfg(target_arch = "x86_64")]
+use super::{FINER, LARGEST, SHIFT, SMALLEST};
+use super::{Int8Matrix, Int8Rows, LANES, QUAD};
 use crate::finish::Finish;
 use crate::isa::{Isa, Level};
 use crate::lanes::{Lanes, portable};
@@ -42,6 +44,9 @@ impl Dots {
     pub fn of(isa: Isa) -> Dots {
         match isa.level() {
             Level::Portable => Dots::Portable,
+            // The compiler makes of the portable ones what it can.
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => Dots::Portable,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => Dots::Avx2,
             #[cfg(target_arch = "x86_64")]
@@ -120,26 +125,28 @@ unsafe fn by_vnni(job: Job<'_>) {
 
 /// Rounds rows as [`Int8Rows`] describes, and what that leaves into `rest`; `false`, and nothing done, where only the
 /// general pass does that.
+#[cfg(target_arch = "x86_64")]
 pub(super) fn round(isa: Isa, x: &[f32], into: &mut Int8Rows, mut rest: Option<&mut Int8Rows>) -> bool {
-    match isa.level() {
-        Level::Portable => false,
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => false,
-        #[cfg(target_arch = "x86_64")]
-        _ => {
-            for (at, x) in x.chunks_exact(into.width).enumerate() {
-                let codes = &mut into.codes[at * into.row..][..into.width];
-                let left = rest.as_mut().map(|rest| &mut rest.codes[at * into.row..][..into.width]);
-                // SAFETY: an `Isa` above AVX2 exists only where the CPU has AVX-512.
-                let (scale, [excess, of_rest]) = unsafe { round_by_avx512(x, codes, left) };
-                (into.scales[at], into.excess[at]) = (scale, excess);
-                if let Some(rest) = &mut rest {
-                    (rest.scales[at], rest.excess[at]) = (scale / FINER, of_rest);
-                }
-            }
-            true
+    if isa.level() <= Level::Avx2 {
+        return false;
+    }
+    for (at, x) in x.chunks_exact(into.width).enumerate() {
+        let codes = &mut into.codes[at * into.row..][..into.width];
+        let left = rest.as_mut().map(|rest| &mut rest.codes[at * into.row..][..into.width]);
+        // SAFETY: an `Isa` above AVX2 exists only where the CPU has AVX-512.
+        let (scale, [excess, of_rest]) = unsafe { round_by_avx512(x, codes, left) };
+        (into.scales[at], into.excess[at]) = (scale, excess);
+        if let Some(rest) = &mut rest {
+            (rest.scales[at], rest.excess[at]) = (scale / FINER, of_rest);
         }
     }
+    true
+}
+
+/// Only the general pass rounds on this architecture.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn round(_: Isa, _: &[f32], _: &mut Int8Rows, _: Option<&mut Int8Rows>) -> bool {
+    false
 }
 
 /// Rounds a row, and what that leaves; the scale, and what the shift of a matrix adds to the sums of both.

@@ -3,6 +3,8 @@
 //! scaled and added in `f32`, without fused multiply-adds. So a result has the same bits on every instruction set and
 //! does not depend on what is computed beside it.
 
+#[cfg(target_arch = "aarch64")]
+use super::words::NeonWords;
 #[cfg(target_arch = "x86_64")]
 use super::words::{Avx2Words, Avx512Words};
 use super::words::{PortableWords, Words};
@@ -70,6 +72,9 @@ pub(super) unsafe fn run(isa: Isa, job: Job<'_>) {
     match isa.level() {
         // SAFETY: passed on to the caller; the portable words run anywhere.
         Level::Portable => unsafe { job.run::<PortableWords>() },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above, and every aarch64 has NEON.
+        Level::Neon => unsafe { job.run::<NeonWords>() },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above, and an `Isa` of this level exists only where the CPU has it.
         Level::Avx2 => unsafe { avx2(job) },

@@ -6,9 +6,13 @@
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 use crate::lanes::Lanes;
+#[cfg(target_arch = "aarch64")]
+use crate::lanes::neon;
 use crate::lanes::portable;
 #[cfg(target_arch = "x86_64")]
 use crate::lanes::{avx2, avx512};
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::*;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
@@ -102,6 +106,76 @@ impl Words for PortableWords {
     unsafe fn load_i8_as_f32(from: *const u8) -> Self::Lanes {
         Lanes::load(from.cast::<[i8; 16]>().read_unaligned().map(f32::from).as_ptr())
     }
+}
+
+/// Four 128-bit registers of four rows each.
+#[cfg(target_arch = "aarch64")]
+#[derive(Clone, Copy)]
+pub(super) struct NeonWords([int16x8_t; 4]);
+
+#[cfg(target_arch = "aarch64")]
+impl Words for NeonWords {
+    type Lanes = neon::F32x16;
+
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> Self {
+        NeonWords([vreinterpretq_s16_s32(vdupq_n_s32(x)); 4])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        NeonWords(std::array::from_fn(|at| vreinterpretq_s16_u8(vld1q_u8(from.add(16 * at)))))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Self {
+        NeonWords(std::array::from_fn(|at| vmovl_s8(vld1_s8(from.cast::<i8>().add(8 * at)))))
+    }
+    #[inline(always)]
+    unsafe fn bits(self, n: u32, mask: i16) -> Self {
+        NeonWords(self.0.map(|x| moved(x, -(n as i32), mask)))
+    }
+    #[inline(always)]
+    unsafe fn with_high(self, high: Self, n: i32, mask: i16) -> Self {
+        NeonWords(std::array::from_fn(|at| vorrq_s16(self.0[at], moved(high.0[at], n, mask))))
+    }
+    #[inline(always)]
+    unsafe fn add_products(self, w: Self, x: *const [i16; 2]) -> Self {
+        let x = vreinterpretq_s16_s32(vdupq_n_s32(x.cast::<i32>().read_unaligned()));
+        NeonWords(std::array::from_fn(|at| {
+            let low = vmull_s16(vget_low_s16(w.0[at]), vget_low_s16(x));
+            let products = vpaddq_s32(low, vmull_high_s16(w.0[at], x));
+            vreinterpretq_s16_s32(vaddq_s32(vreinterpretq_s32_s16(self.0[at]), products))
+        }))
+    }
+    #[inline(always)]
+    unsafe fn to_f32(self) -> Self::Lanes {
+        neon::F32x16(self.0.map(|x| vcvtq_f32_s32(vreinterpretq_s32_s16(x))))
+    }
+    #[inline(always)]
+    unsafe fn load_u8_as_f32(from: *const u8) -> Self::Lanes {
+        let halves = [0, 8].map(|at| vmovl_u8(vld1_u8(from.add(at))));
+        let wide = |at: usize| match at % 2 {
+            0 => vmovl_u16(vget_low_u16(halves[at / 2])),
+            _ => vmovl_high_u16(halves[at / 2]),
+        };
+        neon::F32x16(std::array::from_fn(|at| vcvtq_f32_u32(wide(at))))
+    }
+    #[inline(always)]
+    unsafe fn load_i8_as_f32(from: *const u8) -> Self::Lanes {
+        let halves = [0, 8].map(|at| vmovl_s8(vld1_s8(from.cast::<i8>().add(at))));
+        let wide = |at: usize| match at % 2 {
+            0 => vmovl_s16(vget_low_s16(halves[at / 2])),
+            _ => vmovl_high_s16(halves[at / 2]),
+        };
+        neon::F32x16(std::array::from_fn(|at| vcvtq_f32_s32(wide(at))))
+    }
+}
+
+/// `(x moved by n, to the left where positive) & mask` of every 16-bit number.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+unsafe fn moved(x: int16x8_t, n: i32, mask: i16) -> int16x8_t {
+    let moved = vshlq_u16(vreinterpretq_u16_s16(x), vdupq_n_s16(n as i16));
+    vandq_s16(vreinterpretq_s16_u16(moved), vdupq_n_s16(mask))
 }
 
 /// `$shift::<n>` for the constant that `n` is once loops are unrolled.
