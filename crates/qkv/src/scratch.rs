@@ -4,15 +4,31 @@ use qkv_simd::Real;
 use qkv_simd::huge_pages::advise_huge_pages;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 /// A pool of buffers. Keep one and pass it to every call: after the first, calls of the same shape find what they need.
 ///
 /// It may be shared between threads; dropping it gives everything back to the system.
 pub struct Scratch<A> {
-    free: Mutex<Vec<Vec<A>>>,
+    /// Free buffers. Each thread has a list of its own, so that the workers of a call do not wait for one another, and
+    /// asks the others where its own has nothing.
+    lists: [Mutex<Vec<Vec<A>>>; LISTS],
+    /// Bytes in the lists.
+    kept: AtomicUsize,
     /// Bytes beyond which a buffer goes back to the system.
     most: usize,
+}
+
+/// Lists of free buffers; more threads than that share them.
+const LISTS: usize = 32;
+
+thread_local! {
+    /// The list of this thread.
+    static OWN_LIST: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed) % LISTS
+    };
 }
 
 /// What the scratch of the process keeps for calls that bring none of their own: the buffers of 16 workers, several
@@ -30,8 +46,7 @@ impl<A> Default for Scratch<A> {
 
 impl<A> fmt::Debug for Scratch<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let held: usize = self.list().iter().map(|buffer| buffer.capacity() * size_of::<A>()).sum();
-        write!(f, "Scratch({held} bytes free)")
+        write!(f, "Scratch({} bytes free)", self.kept.load(Ordering::Relaxed))
     }
 }
 
@@ -47,12 +62,26 @@ impl<A> Scratch<A> {
     /// static SHARED: qkv::Scratch<f32> = qkv::Scratch::keeping(64 << 20);
     /// ```
     pub const fn keeping(most: usize) -> Self {
-        Scratch { free: Mutex::new(Vec::new()), most }
+        Scratch { lists: [const { Mutex::new(Vec::new()) }; LISTS], kept: AtomicUsize::new(0), most }
     }
 
-    fn list(&self) -> std::sync::MutexGuard<'_, Vec<Vec<A>>> {
+    fn list(&self, at: usize) -> MutexGuard<'_, Vec<Vec<A>>> {
         // A panic elsewhere leaves the list as it is: whole vectors, nothing half done.
-        self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.lists[at].lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The smallest free buffer of a list with room for so many numbers.
+    fn take_from(&self, at: usize, room: usize) -> Option<Vec<A>> {
+        let mut list = self.list(at);
+        let best = (0..list.len()).filter(|&at| list[at].len() >= room).min_by_key(|&at| list[at].len())?;
+        Some(list.swap_remove(best))
+    }
+
+    /// The list other than `own` with the smallest free buffer that has this room.
+    fn elsewhere(&self, own: usize, room: usize) -> Option<usize> {
+        let smallest = |at: usize| self.list(at).iter().map(Vec::len).filter(|&len| len >= room).min();
+        let others = (0..LISTS).filter(|&at| at != own);
+        others.filter_map(|at| Some((smallest(at)?, at))).min().map(|(_, at)| at)
     }
 }
 
@@ -63,10 +92,10 @@ impl<A: Real> Scratch<A> {
     /// A buffer of `len` numbers, whatever they are.
     pub(crate) fn take(&self, len: usize) -> Buffer<'_, A> {
         let room = if len == 0 { 0 } else { len + LINE / size_of::<A>() };
-        let mut list = self.list();
-        let best = (0..list.len()).filter(|&at| list[at].len() >= room).min_by_key(|&at| list[at].len());
-        let mut data = best.map(|at| list.swap_remove(at)).unwrap_or_default();
-        drop(list);
+        let own = OWN_LIST.with(|&own| own);
+        let found = self.take_from(own, room).or_else(|| self.take_from(self.elsewhere(own, room)?, room));
+        let mut data = found.unwrap_or_default();
+        self.kept.fetch_sub(size_of::<A>() * data.len(), Ordering::Relaxed);
         if data.len() < room {
             data = vec![A::ZERO; room];
             advise_huge_pages(&mut data);
@@ -106,10 +135,11 @@ impl<A> DerefMut for Buffer<'_, A> {
 impl<A> Drop for Buffer<'_, A> {
     fn drop(&mut self) {
         let data = std::mem::take(&mut self.data);
-        let mut list = self.pool.list();
-        let kept = || list.iter().map(|buffer| size_of::<A>() * buffer.len()).sum::<usize>();
-        if self.pool.most == usize::MAX || kept() + size_of::<A>() * data.len() <= self.pool.most {
-            list.push(data);
+        let bytes = size_of::<A>() * data.len();
+        if self.pool.kept.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) <= self.pool.most {
+            self.pool.list(OWN_LIST.with(|&own| own)).push(data);
+        } else {
+            self.pool.kept.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 }
@@ -132,12 +162,24 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_finds_what_another_gave_back() {
+        let scratch = Scratch::<f32>::new();
+        let small = std::thread::scope(|threads| {
+            let both = || [5000, 1000].map(|len| scratch.take(len)).map(|buffer| buffer.as_ptr() as usize)[1];
+            threads.spawn(both).join().unwrap()
+        });
+        assert_eq!(scratch.take(900).as_ptr() as usize, small);
+        assert_eq!(format!("{scratch:?}"), format!("Scratch({} bytes free)", 4 * (5000 + 1000 + 2 * LINE / 4)));
+    }
+
+    #[test]
     fn the_scratch_of_the_process_keeps_no_more_than_its_bound() {
         let scratch = Scratch::<f32>::keeping(5000);
         let buffers = [500, 500, 500].map(|len| scratch.take(len));
         drop(buffers);
-        assert_eq!(scratch.list().len(), 2);
+        let kept = scratch.kept.load(Ordering::Relaxed);
+        assert!((4000..=5000).contains(&kept), "{kept}");
         drop(scratch.take(10_000));
-        assert_eq!(scratch.list().len(), 2);
+        assert_eq!(scratch.kept.load(Ordering::Relaxed), kept);
     }
 }

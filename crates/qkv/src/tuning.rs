@@ -34,9 +34,15 @@ pub const SPAN_ROWS: usize = 12;
 /// In bf16 arithmetic, loading it once per 64 queries would take all of the third-level cache's bandwidth.
 pub const QUERY_TILES_AT_ONCE: usize = 4;
 
-/// Heads per thread from which a worker takes whole heads through the backward pass: its buffers are reused and stay in
-/// its caches, and it waits for no other worker's turn.
-pub const WHOLE_HEADS: usize = 4;
+/// Whether a worker takes whole heads through the backward pass: its buffers are reused and stay in its caches, and it
+/// waits for no other worker's turn. Where heads do not divide evenly by threads, some threads have nothing to do at the
+/// end; shared heads have none of that, and sum the gradients of queries in memory of the whole call, which weighs most
+/// where a row of queries meets few keys.
+pub fn takes_whole_heads(heads: usize, keys: usize, threads: usize) -> bool {
+    let all = heads.div_ceil(threads.max(1)) * threads.max(1);
+    let most_idle = if keys <= 256 { 0.3 } else { 0.1 };
+    heads >= 4 * threads || (all - heads) as f64 <= most_idle * all as f64
+}
 
 /// Keys in a piece of a cache that one thread takes while decoding (split-K). Frozen like [`KEYS`]. 4,096 keys are
 /// enough work to hide the cost of a task, and a cache of 131,072 still keeps 32 threads busy.

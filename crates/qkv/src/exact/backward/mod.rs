@@ -24,7 +24,7 @@ use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::Scratch;
 use crate::select::Select;
-use crate::tuning::{QUERIES, WHOLE_HEADS};
+use crate::tuning::{QUERIES, takes_whole_heads};
 use bias::{BiasGradient, StepCounts, TableGradient, TileStep};
 use piece_gradients::{GradientOf, PieceGradients, center_gradient, gather_gradient};
 use qkv_simd::shared::{Rows, Turnstile, for_each_task};
@@ -72,7 +72,7 @@ pub(crate) fn backward<T: Element>(
         write(sinks, rows.sink_gradient(&pass.ops, scratch, threads));
     }
     if let Some(piece) = pass.simple_piece(&plan, bias_shape.is_some()) {
-        let whole_heads = problem.b * problem.heads.key >= WHOLE_HEADS * threads;
+        let whole_heads = takes_whole_heads(problem.b * problem.heads.key, problem.m, threads);
         return if whole_heads { pass.run_by_head(piece, [q, k, v]) } else { pass.run_shared(piece, [q, k, v]) };
     }
     let mut bias_buffer = scratch.zeros(bias_shape.map_or(0, BiasGradient::<T::Acc>::buffer_len));
