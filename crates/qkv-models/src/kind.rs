@@ -7,8 +7,8 @@ use crate::layout::formulas::FormulaReader;
 use crate::layout::{bert, vit};
 use std::path::Path;
 
-/// The kind of the model in a folder: for one of ours, as in a recipe; `resnet` in the layout of TensorFlow.js;
-/// otherwise its `model_type`.
+/// The kind of the model in a folder, as in a recipe; `resnet` in the layout of TensorFlow.js; its `model_type` where
+/// that is none we know.
 ///
 /// # Errors
 /// Names the file that is missing or not JSON.
@@ -24,6 +24,7 @@ pub fn kind(folder: &Path) -> Result<String> {
     Ok(match ours.and_then(|kind| kind.as_str()).unwrap_or_default() {
         "bert" | bert::OWN => "encoder".into(),
         vit::WITH_STEM => "vit".into(),
+        "gpt2" | "llama" | "qwen2" | "gemma3_text" => "gpt".into(),
         kind => kind.into(),
     })
 }

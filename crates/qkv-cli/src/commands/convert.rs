@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::input;
 use crate::output::Print;
 use qkv_models::files::tensors::Storage;
-use qkv_models::{Encoder, Generator, Han, Recognizer, Vit};
+use qkv_models::{Describer, Detector, Encoder, Generator, Han, Recognizer, Speaker, Translator, Vit, Vqa};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,7 @@ pub(super) const COMMAND: Command =
             storage: match matches.word("storage") {
                 Some("f16") => Storage::F16,
                 Some("bf16") => Storage::Bf16,
+                Some("int8") => Storage::Rows8,
                 _ => Storage::F32,
             },
         }))
@@ -26,6 +27,7 @@ pub(super) const COMMAND: Command =
     .examples(&[
         ("qkv convert SmolLM2-135M-Instruct.Q4_1.gguf --out smollm2", "From GGUF to safetensors"),
         ("qkv convert smollm2 --adapter runs/chat-lora --out merged", "With low-rank adapters merged into it"),
+        ("qkv convert runs/zh-en --out small --storage int8", "A quarter of the size, for `qkv` itself"),
     ]);
 
 const ARGUMENTS: Arguments = &[(
@@ -42,6 +44,7 @@ const ARGUMENTS: Arguments = &[(
             ("f32", "as computed"),
             ("f16", "IEEE half precision"),
             ("bf16", "bfloat16"),
+            ("int8", "matrices in 8 bits with a scale for each row; `qkv` alone reads them"),
         ]),
     ],
 )];
@@ -82,11 +85,18 @@ impl ConvertArgs {
                 encoder.merge();
                 encoder.save(folder, self.storage)?;
             }
-            kind @ ("han" | "vit") if adapter.is_some() => {
+            kind @ ("han" | "vit" | "describe" | "vqa" | "detect" | "voice" | "transformer" | "recurrent")
+                if adapter.is_some() =>
+            {
                 return Err(Failure::new(format!("a `{kind}` takes no adapters here")));
             }
             "han" => Han::open(&self.path)?.save(folder, self.storage)?,
             "vit" => Vit::open(&self.path)?.save(folder, self.storage)?,
+            "describe" => Describer::open(&self.path)?.save(folder, self.storage)?,
+            "vqa" => Vqa::open(&self.path)?.save(folder, self.storage)?,
+            "detect" => Detector::open(&self.path)?.save(folder, self.storage)?,
+            "voice" => Speaker::open(&self.path)?.save(folder, self.storage)?,
+            "transformer" | "recurrent" => Translator::open(&self.path)?.save(folder, self.storage)?,
             _ => {
                 let mut generator = Generator::open_with(&self.path, adapter)?;
                 generator.merge();

@@ -83,7 +83,7 @@ fn evaluate_labels(args: &EvalArgs, model: &Path, data: &Path) -> Result<Option<
     // Pairs are lines of `source ⇥ target`; any other file is text, which a decoder-only model predicts.
     let name = data.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     let pairs = name.trim_end_matches(".gz").ends_with(".tsv");
-    let decoder = is_file || matches!(qkv_models::kind(model)?.as_str(), "gpt" | "gpt2" | "llama");
+    let decoder = is_file || qkv_models::kind(model)? == "gpt";
     if pairs || !decoder {
         return match adapter {
             Some(_) => Err(Failure::new("`--adapter` is for encoders and text, not for translations")),

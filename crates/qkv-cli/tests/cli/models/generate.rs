@@ -125,6 +125,12 @@ fn a_checkpoint_is_listed_converted_and_the_same() {
     };
     let (whole, half) = (scores(model(), "a.safetensors"), scores("half", "b.safetensors"));
     assert!(whole.iter().zip(&half).all(|(a, b)| (a - b).abs() < 0.1) && whole != half);
+    let translator = crate::models::program::model();
+    folder.qkv(&format!("convert {translator} --out small --storage int8")).quietly();
+    let size = |folder: &Path| folder.join("model.safetensors").metadata().unwrap().len();
+    assert!(size(&folder.path().join("small")) < size(Path::new(translator)) / 2);
+    let said = |model: &str| folder.qkv(&format!("translate --model {model} 好")).quietly();
+    assert_eq!(said(translator), said("small"));
     folder.qkv("inspect nothing").fails(&["nothing"]);
     folder.put("empty/readme", b"");
     folder.qkv("inspect empty").fails(&["`empty` holds no checkpoint"]);
