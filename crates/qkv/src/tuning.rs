@@ -35,9 +35,9 @@ pub const SPAN_ROWS: usize = 12;
 pub const QUERY_TILES_AT_ONCE: usize = 4;
 
 /// Whether a worker takes whole heads through the backward pass: its buffers are reused and stay in its caches, and it
-/// waits for no other worker's turn. Where heads do not divide evenly by threads, some threads have nothing to do at the
-/// end; shared heads have none of that, and sum the gradients of queries in memory of the whole call, which weighs most
-/// where a row of queries meets few keys.
+/// waits for no other worker's turn. Where heads do not divide evenly by threads, some threads have nothing to do at
+/// the end; shared heads have none of that, and sum the gradients of queries in memory of the whole call, which weighs
+/// most where a row of queries meets few keys.
 pub fn takes_whole_heads(heads: usize, keys: usize, threads: usize) -> bool {
     let all = heads.div_ceil(threads.max(1)) * threads.max(1);
     let most_idle = if keys <= 256 { 0.3 } else { 0.1 };
