@@ -118,7 +118,9 @@ impl Generator {
     /// # Errors
     /// As [`open`](Generator::open).
     pub fn open_with(path: impl AsRef<Path>, adapter: Option<&Path>) -> Result<Self> {
-        Generator::of_checkpoint(Checkpoint::open(path.as_ref(), adapter)?, path.as_ref())
+        let mut generator = Generator::of_checkpoint(Checkpoint::open(path.as_ref(), adapter)?, path.as_ref())?;
+        generator.parameters.pack_for_inference();
+        Ok(generator)
     }
 
     /// Adds the adapters to the matrices that they belong to.
@@ -128,8 +130,7 @@ impl Generator {
 
     /// From what was read; `path` is for errors.
     pub(crate) fn of_checkpoint(read: Checkpoint, path: &Path) -> Result<Self> {
-        let Checkpoint { model, mut parameters, tokenizer, template, generation } = read;
-        parameters.pack_for_inference();
+        let Checkpoint { model, parameters, tokenizer, template, generation } = read;
         if model.gpt().is_none() {
             let what = format!("`{}` holds a {}, which translates", path.display(), model.config().architecture.name());
             return Err(Error::invalid(what).with_hint("use it with `qkv translate --model`"));
