@@ -89,7 +89,7 @@ pub fn neon() -> Vec<Step> {
         Step::cargo(name, format!("test --release --target {TARGET} --target-dir target/neon {tests}"))
             .with("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER)
             .with("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", format!("{QEMU} -L /usr/aarch64-linux-gnu"))
-            .with("QKV_SAMPLE", SAMPLE)
+            .with("QKV_SAMPLE", "0.02") // half an hour, emulated
     };
     vec![
         step("kernels on NEON", "-p qkv-simd --all-features --lib".into()),
