@@ -28,3 +28,21 @@ pub fn kind(folder: &Path) -> Result<String> {
         kind => kind.into(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_decoder_of_text_is_a_gpt_and_what_is_unknown_keeps_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let named = |name: &str| {
+            std::fs::write(folder.path().join(CONFIG), format!(r#"{{ "model_type": "{name}" }}"#)).unwrap();
+            kind(folder.path()).unwrap()
+        };
+        for decoder in ["gpt2", "llama", "qwen2", "gemma3_text"] {
+            assert_eq!(named(decoder), "gpt");
+        }
+        assert_eq!((named("bert"), named("t5")), ("encoder".into(), "t5".into()));
+    }
+}

@@ -177,9 +177,10 @@ mod tests {
         let scratch = Scratch::<f32>::keeping(5000);
         let buffers = [500, 500, 500].map(|len| scratch.take(len));
         drop(buffers);
-        let kept = scratch.kept.load(Ordering::Relaxed);
-        assert!((4000..=5000).contains(&kept), "{kept}");
+        let kept = || (scratch.kept.load(Ordering::Relaxed), (0..LISTS).map(|at| scratch.list(at).len()).sum());
+        let two = (2 * size_of::<f32>() * (500 + LINE / size_of::<f32>()), 2);
+        assert_eq!(kept(), two);
         drop(scratch.take(10_000));
-        assert_eq!(scratch.kept.load(Ordering::Relaxed), kept);
+        assert_eq!(kept(), two);
     }
 }

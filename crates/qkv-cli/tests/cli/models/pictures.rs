@@ -101,6 +101,7 @@ fn an_image_is_described_with_where_each_token_looked() {
     assert!(folder.text("looks.svg").starts_with("<svg"));
     assert_eq!(folder.qkv("describe --model run a.png a.png --greedy").quietly().lines().count(), 2);
     refuses_what_is_no_image(&folder, "describe --model run");
+    folder.comes_back("run");
     folder.qkv("describe --model run").misused(&["name an IMAGE"]);
     folder.qkv_on("translate --model run", "x\n").fails(&["writes about images alone"]);
     assert!(folder.qkv("inspect run").quietly().contains("describe: images of 32 × 32"));
@@ -116,6 +117,7 @@ fn a_question_about_an_image_is_answered() {
     assert!(folder.bytes("looks.png").starts_with(b"\x89PNG"));
     assert_eq!(folder.qkv(asked).quietly().lines().count(), 1);
     refuses_what_is_no_image(&folder, "answer --model run how --image");
+    folder.comes_back("run");
     folder.qkv("answer --model run how").misused(&["requires `--context TEXT`, `--input FILE` or `--image FILE`"]);
 }
 
@@ -131,6 +133,7 @@ fn boxes_are_found_and_drawn() {
     let lines = folder.qkv("detect --model run a.png --threshold 0").quietly();
     assert!(lines.lines().all(|line| line.split('\t').count() == 6), "{lines}");
     refuses_what_is_no_image(&folder, "detect --model run");
+    folder.comes_back("run");
 
     // Stopped anywhere, it ends the same.
     folder.qkv("train tiny.toml --out parts --quiet --threads 2 --set train.steps=2").quietly();

@@ -136,6 +136,13 @@ impl Folder {
         fs::write(path, bytes).unwrap();
     }
 
+    /// Reads a model and writes it again: all bytes of its weights are the same.
+    pub fn comes_back(&self, model: &str) {
+        self.qkv(&format!("convert {model} --out again")).well();
+        let weights = |folder: &str| self.bytes(&format!("{folder}/model.safetensors"));
+        assert!(weights("again") == weights(model), "{model}");
+    }
+
     pub fn bytes(&self, name: &str) -> Vec<u8> {
         fs::read(self.path().join(name)).unwrap()
     }

@@ -45,6 +45,7 @@ fn a_text_is_spoken_with_its_alignment() {
     folder.qkv("speak abc --voice run").misused(&["`--out`"]);
     folder.qkv_on("speak --voice run --out a.wav", " \n").fails(&["there is nothing to say"]);
     assert!(folder.qkv("inspect run").quietly().contains("voice: 12 letters to 80 mel bands"));
+    folder.comes_back("run");
     assert!(folder.qkv("show --model run abcdef").quietly().contains("cross"));
 
     // Stopped anywhere, it ends the same.
