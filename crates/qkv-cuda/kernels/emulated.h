@@ -106,6 +106,11 @@ static int __syncthreads_or(int x) {
     arrive(block_barrier, threads_here - ended_in_block);
     return block_barrier.result;
 }
+static int __syncthreads_count(int x) {
+    block_barrier.value += x != 0;
+    arrive(block_barrier, threads_here - ended_in_block);
+    return block_barrier.result;
+}
 static void __syncwarp() { arrive(warp_barriers[current / 32], warp_size() - ended_in_warp[current / 32]); }
 
 static float exchanged[64][32];

@@ -19,6 +19,7 @@
 //! | `attention` | plans of attention for tensors of the tape |
 //! | `additive` | additive attention of one head |
 //! | `decoding` | steps of decoding whose positions the device counts |
+//! | `logits` | what a search reads of logits, and tokens drawn by them |
 //! | `graph` | recorded work that runs as one launch |
 //! | `images` | windows of convolutions, pooling, group normalization |
 
@@ -30,6 +31,7 @@ mod graph;
 mod images;
 mod launch;
 mod layers;
+mod logits;
 mod rows;
 mod speech;
 mod training;
@@ -42,6 +44,7 @@ pub use graph::Graph;
 pub use images::ImageWindows;
 pub use launch::DropoutKey;
 pub use layers::{Activation, Factor, Gate};
+pub use logits::{Drawing, Draws, MOST_HIGHEST, TOO_FLAT};
 pub use rows::RowSums;
 pub use training::{OptimizerTable, ParameterArrays, StepFactors, logits_stride};
 

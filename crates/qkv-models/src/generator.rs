@@ -2,6 +2,7 @@
 //! from logits is left to [`search`](crate::search), turning tokens into text that can be printed at once to
 //! `stream_decoder`.
 
+mod graph_decoder;
 mod side_by_side;
 mod stream_decoder;
 
@@ -14,10 +15,11 @@ use crate::gpt::GptState;
 use crate::search::{Sampling, draw, forbid_repeats, penalize};
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Model, Result, finite};
+use graph_decoder::{GraphDecoder, Reads};
+use qkv_cuda::operations::TOO_FLAT;
 use qkv_nn::{Activation, Machine, Parameters, Pool, Tape, Tensor, Usage};
 use qkv_simd::logits::top;
 use serde_json::{Value, json};
-use side_by_side::GraphDecoder;
 use std::path::Path;
 use std::time::Instant;
 use stream_decoder::StreamDecoder;
@@ -325,29 +327,41 @@ impl<'g> Context<'g> {
     /// n-gram.
     fn next(&mut self, tokens: &[u32], prompt: usize, settings: &Generation) -> Result<Option<u32>> {
         let (generator, machine) = (self.generator, self.machine);
-        let mut scores = match self.graph(tokens, prompt.saturating_add(settings.max_tokens)) {
-            Some(graph) if settings.is_greedy() => return Ok(graph.step()?.first().copied()),
+        let mut scores = match self.graph(tokens, prompt, settings) {
             Some(graph) => {
-                graph.set_ids(&tokens[tokens.len() - 1..]);
-                graph.step()?;
-                graph.logits()
+                // What the device chose is what was taken, unless it was chosen here.
+                if graph.last != tokens.last().copied() {
+                    graph.set_ids(&tokens[tokens.len() - 1..]);
+                }
+                let chosen = graph.step()?.first().copied();
+                graph.last = chosen;
+                if settings.is_by_logits_alone() && chosen != Some(TOO_FLAT) {
+                    return Ok(chosen);
+                }
+                graph.logits(0)
             }
             None => self.scores(tokens)?,
         };
         Ok(generator.choose(&mut scores, tokens, prompt, settings, machine))
     }
 
-    /// The graph that decodes the next token of a text of at most `most` tokens: made once the prompt was read, and
-    /// given up where the context is full, so that what is left of the text is read again.
-    fn graph(&mut self, tokens: &[u32], most: usize) -> Option<&mut GraphDecoder<'g>> {
-        let position = tokens.len() - self.start;
+    /// The graph that decodes the next token: made once the prompt was read, and given up where the context is full, so
+    /// that what is left of the text is read again.
+    fn graph(&mut self, tokens: &[u32], prompt: usize, settings: &Generation) -> Option<&mut GraphDecoder<'g>> {
+        let (position, most) = (tokens.len() - self.start, prompt.saturating_add(settings.max_tokens));
         self.graph.take_if(|graph| position > graph.room());
         if let Some(state) = self.state.take_if(|state| self.cache && state.len() + 1 == position) {
-            let made = GraphDecoder::new(self.generator, self.machine, self.pool, 1, most - self.start);
+            let made = GraphDecoder::new(self.generator, settings, self.machine, self.pool, 1, most - self.start);
             match made.filter(|graph| position <= graph.room()) {
                 Some(mut graph) => {
-                    graph.state.put(0, &state);
-                    graph.set(&tokens[tokens.len() - 1..], &[position as u32 - 1]);
+                    graph.state.put(0, &state, 0, state.len());
+                    graph.set(&[Reads {
+                        token: tokens[tokens.len() - 1],
+                        position: position as u32 - 1,
+                        text: settings.first_draw(),
+                        drawn: (tokens.len() - prompt) as u32,
+                    }]);
+                    graph.last = tokens.last().copied();
                     self.graph = Some(graph);
                 }
                 None => self.state = Some(state),
@@ -386,7 +400,17 @@ impl<'g> Context<'g> {
 impl Generation {
     /// Whether the likeliest token is taken, whatever the text so far.
     fn is_greedy(&self) -> bool {
-        self.sample.is_none() && self.repetition_penalty == 1.0 && self.no_repeat == 0
+        self.sample.is_none() && self.is_by_logits_alone()
+    }
+
+    /// Whether a token is chosen by its logits, whatever the text so far.
+    fn is_by_logits_alone(&self) -> bool {
+        self.repetition_penalty == 1.0 && self.no_repeat == 0
+    }
+
+    /// The text whose random numbers are drawn.
+    fn first_draw(&self) -> u32 {
+        self.sample.map_or(0, |sample| sample.before as u32)
     }
 
     /// The same for one of several texts, which draws other numbers than those before it.

@@ -419,14 +419,14 @@ impl<T: Float> CountedState<T> {
         &self.batch
     }
 
-    /// Takes over the cache of one sequence.
+    /// Takes over the cache of the first `tokens` tokens of a sequence of another state.
     ///
     /// # Panics
-    /// Where that is not on the device, or has more tokens than there is room for.
-    pub fn put(&mut self, sequence: usize, one: &GptState<T>) {
-        for (to, from) in self.caches.iter_mut().flatten().zip(one.caches.iter().flatten()) {
-            if let (Some(to), Some(from)) = (to, from) {
-                to.put(sequence, from);
+    /// Where that is not on the device or has fewer tokens, or there is not room enough.
+    pub fn put(&mut self, sequence: usize, state: &GptState<T>, from: usize, tokens: usize) {
+        for (to, cache) in self.caches.iter_mut().flatten().zip(state.caches.iter().flatten()) {
+            if let (Some(to), Some(cache)) = (to, cache) {
+                to.put(sequence, cache, from, tokens);
             }
         }
     }

@@ -81,6 +81,11 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Whether every token may be drawn.
+    fn keeps_all(&self) -> bool {
+        self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0
+    }
+
     /// The weight of a token whose logit is `difference` above the highest one: its probability over that one's.
     fn weight(&self, difference: f32) -> f64 {
         (f64::from(difference) / self.temperature).exp()
@@ -102,6 +107,16 @@ impl Search {
     /// Greedy search: the most probable token at each step.
     pub fn greedy() -> Self {
         Search { beam: 1, ..Search::default() }
+    }
+
+    /// Whether the highest logits decide, whatever was written before.
+    fn is_by_logits_alone(&self) -> bool {
+        self.sample.is_none() && self.repetition_penalty == 1.0 && self.no_repeat == 0
+    }
+
+    /// How many of the highest logits of a prefix a search looks at.
+    fn surveyed(&self) -> usize {
+        2 * self.beam + self.never.len()
     }
 
     /// Checks that every setting is in its range.
@@ -195,9 +210,13 @@ impl Search {
             ))
             .with_hint("split it into sentences"));
         }
-        // As many as keep a core busy without overflowing its caches; fewer where that leaves a core without any.
+        // As many as keep a core busy without overflowing its caches; fewer where that leaves a core without any. A GPU
+        // computes one batch while the host sees to the others.
         let tokens = self.beam * sources.iter().map(|source| source.len() + 1).sum::<usize>();
-        let most = (tokens / (4 * machine.threads())).clamp(MIN_BATCH_TOKENS, MAX_BATCH_TOKENS);
+        let most = match machine.cuda() {
+            Some(_) => (tokens / BATCHES_ON_GPU).clamp(MAX_BATCH_TOKENS, MAX_BATCH_TOKENS_ON_GPU),
+            None => (tokens / (4 * machine.threads())).clamp(MIN_BATCH_TOKENS, MAX_BATCH_TOKENS),
+        };
         let mut batches = Vec::new();
         let mut rest = &order[..];
         while let Some(&first) = rest.first() {
@@ -221,7 +240,8 @@ impl Search {
             beam::search(self, model, parameters, &mut tape, &Rows::new(&rows, specials.pad), batch)
         };
         // Batches for all cores: each takes whole ones, the longest first, instead of sharing every product.
-        let results: Result<Vec<_>> = if batches.len() < 2 * machine.threads() {
+        let alone = batches.len() < 2 * machine.threads() && machine.cuda().is_none();
+        let results: Result<Vec<_>> = if alone {
             batches.iter().map(|batch| search(batch, machine)).collect()
         } else {
             let search = |batch: &&[usize]| search(batch, &machine.single());
@@ -243,3 +263,6 @@ impl Search {
 /// Source tokens × beams per batch: at least, and at most.
 const MIN_BATCH_TOKENS: usize = 384;
 const MAX_BATCH_TOKENS: usize = 1536;
+/// On a GPU at most, and how many batches there are if that allows it.
+const MAX_BATCH_TOKENS_ON_GPU: usize = 1 << 16;
+const BATCHES_ON_GPU: usize = 4;

@@ -34,6 +34,14 @@ extern "C" __global__ void append_at(T* q, const T* k, const T* v, T* keys, T* v
     }
 }
 
+// The sequence of this block stands one position further, and not beyond its room.
+__device__ __forceinline__ void advance(u32* positions, long long* places, int* lengths, u32 room) {
+    u32 position = positions[blockIdx.x] + 1 < room ? positions[blockIdx.x] + 1 : room - 1;
+    positions[blockIdx.x] = position;
+    places[blockIdx.x] = position;
+    lengths[blockIdx.x] = int(position) + 1;
+}
+
 // The highest of some logits: its class, or NONE; NOT_FINITE where one is not.
 struct Highest {
     float logit;
@@ -73,11 +81,8 @@ extern "C" __global__ void next_token(const T* logits, u32* ids, u32* positions,
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (u32 warp = 1; warp < blockDim.x / 32; warp++) best = higher(best, of_warps[warp]);
-    u32 position = positions[blockIdx.x] + 1 < room ? positions[blockIdx.x] + 1 : room - 1;
     ids[blockIdx.x] = best.found == NOT_FINITE ? NONE : best.found;
-    positions[blockIdx.x] = position;
-    places[blockIdx.x] = position;
-    lengths[blockIdx.x] = int(position) + 1;
+    advance(positions, places, lengths, room);
 }
 
 // Elements of x in shared memory.

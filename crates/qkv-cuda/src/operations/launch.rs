@@ -1,6 +1,6 @@
 //! Arguments of a kernel and its grid.
 
-use super::{ImageWindows, Operations};
+use super::{Drawing, ImageWindows, Operations};
 use std::sync::atomic::Ordering;
 
 /// Threads of a block.
@@ -8,12 +8,13 @@ const THREADS: u32 = 256;
 
 /// Threads of a block of this kernel.
 pub(super) fn threads(kernel: &str) -> u32 {
-    if ["cross_entropy_wide", "sum_losses", "next_token"].contains(&kernel) { 1024 } else { THREADS }
+    let wide = ["cross_entropy_wide", "sum_losses", "next_token", "survey_logits", "draw_token"];
+    if wide.contains(&kernel) { 1024 } else { THREADS }
 }
 
 /// Kernels that wait by themselves for the results of the launch before, and read nothing else that it may have written
 /// before they do: in a recorded step of decoding, where weights do not change, they start while it ends.
-const WAITING: [&str; 6] = ["embedding", "layer_norm", "rms_norm", "append_at", "gated", "next_token"];
+const WAITING: [&str; 7] = ["embedding", "layer_norm", "rms_norm", "append_at", "gated", "next_token", "draw_token"];
 
 /// Whether a kernel is one of these; those of few rows are.
 fn waits(kernel: &str) -> bool {
@@ -56,6 +57,7 @@ pub(super) enum Argument {
     F32(f32),
     Dropout(DropoutArgument),
     Windows(ImageWindows),
+    Drawing(Drawing),
 }
 
 impl Argument {
@@ -67,6 +69,7 @@ impl Argument {
             Argument::F32(x) => (&raw const *x).cast(),
             Argument::Dropout(x) => (&raw const *x).cast(),
             Argument::Windows(x) => (&raw const *x).cast(),
+            Argument::Drawing(x) => (&raw const *x).cast(),
         }
     }
 }

@@ -2,120 +2,15 @@
 //! all sequences and takes their likeliest tokens, so a step of decoding is one CUDA graph, whatever the positions. On
 //! a CPU every matrix is read once for all texts, and each has a cache of its own.
 
-use super::{Context, Finish, Generated, Generation, Generator, StreamDecoder};
-use crate::gpt::{CountedState, GptState};
+use super::graph_decoder::{GraphDecoder, Reads};
+use super::{Finish, Generated, Generation, Generator, StreamDecoder};
+use crate::batch::Rows;
+use crate::gpt::GptState;
 use crate::{Result, finite};
-use qkv_cuda::operations::{Array, Graph, NO_TOKEN, Operations};
+use qkv_cuda::operations::TOO_FLAT;
 use qkv_nn::{Activation, Machine, Pool, Tape, Usage};
 use qkv_simd::logits::top;
 use std::time::Instant;
-
-/// Tokens of a sequence are given room in multiples of this.
-const ROOM_STEP: usize = 64;
-
-/// One step of decoding for all sequences of a device.
-pub(super) struct GraphDecoder<'a> {
-    generator: &'a Generator,
-    machine: &'a Machine,
-    operations: &'a Operations,
-    pool: &'a Pool<f32>,
-    pub state: CountedState<f32>,
-    /// Of the last step, `[B, V]`.
-    logits: Option<Array>,
-    /// Whether the last step copied nothing from the host.
-    is_recordable: bool,
-    graph: Option<Graph>,
-}
-
-impl<'a> GraphDecoder<'a> {
-    /// For this many sequences of at most `tokens` tokens; `None` on a CPU, and where the attention runs only there.
-    pub fn new(
-        generator: &'a Generator,
-        machine: &'a Machine,
-        pool: &'a Pool<f32>,
-        sequences: usize,
-        tokens: usize,
-    ) -> Option<Self> {
-        let gpt = generator.model.gpt()?;
-        let operations = machine.cuda().filter(|_| gpt.runs_on_gpu())?;
-        let room = tokens.min(gpt.max_len()).next_multiple_of(ROOM_STEP).min(gpt.max_len());
-        let state = gpt.start_counted(operations, operations.decode_batch(sequences, room));
-        Some(GraphDecoder {
-            generator,
-            machine,
-            operations,
-            pool,
-            state,
-            logits: None,
-            is_recordable: false,
-            graph: None,
-        })
-    }
-
-    /// Tokens that a sequence has room for.
-    pub fn room(&self) -> usize {
-        self.state.batch().room()
-    }
-
-    /// Sets what each sequence reads next, and its position.
-    pub fn set(&self, ids: &[u32], positions: &[u32]) {
-        self.operations.set_decode_batch(self.state.batch(), ids, positions);
-    }
-
-    /// Replaces the tokens that were taken.
-    pub fn set_ids(&self, ids: &[u32]) {
-        self.operations.write(self.state.batch().ids(), ids);
-    }
-
-    /// Reads a token of each sequence and takes the likeliest next one, which is what it reads next: those.
-    ///
-    /// # Errors
-    /// Where the model computes NaN, or the device fails.
-    pub fn step(&mut self) -> Result<Vec<u32>> {
-        let operations = self.operations;
-        match &self.graph {
-            Some(graph) => operations.launch_graph(graph),
-            None => self.step_or_record()?,
-        }
-        let ids = operations.read_scalars::<u32>(self.state.batch().ids());
-        self.machine.check()?;
-        match ids.contains(&NO_TOKEN) {
-            true => Err(finite::refusal(&self.generator.parameters)),
-            false => Ok(ids),
-        }
-    }
-
-    /// A step, recorded if the one before copied nothing from the host: the first compiles what it needs and may copy
-    /// weights, and those that another device holds are copied in every step.
-    fn step_or_record(&mut self) -> Result<()> {
-        let operations = self.operations;
-        if self.is_recordable
-            && let Some((graph, logits)) = operations.record(|| self.compute())
-        {
-            self.logits = Some(logits?);
-            operations.launch_graph(&graph);
-            self.graph = Some(graph);
-            return Ok(());
-        }
-        let before = operations.bytes_written();
-        self.logits = Some(self.compute()?);
-        self.is_recordable = operations.bytes_written() == before;
-        Ok(())
-    }
-
-    fn compute(&mut self) -> Result<Array> {
-        let gpt = self.generator.model.gpt().expect("checked when it was made");
-        let mut tape = Tape::inference(&self.generator.parameters, self.pool, self.machine);
-        let hidden = gpt.step_counted(&mut tape, &mut self.state)?; // [B, 1, C]
-        let logits = tape.linear(&hidden, gpt.output(), None, Activation::None, 0.0); // [B, 1, V]
-        Ok(tape.take_likeliest(&logits, self.state.batch()))
-    }
-
-    /// The logits of the last step, `[B, V]`.
-    pub fn logits(&self) -> Vec<f32> {
-        self.logits.as_ref().map_or(Vec::new(), |logits| self.operations.read(logits))
-    }
-}
 
 /// One step of decoding for all sequences of a CPU.
 struct HostDecoder<'a> {
@@ -166,13 +61,14 @@ impl<'a> StepDecoder<'a> {
     /// runs only on a CPU.
     fn new(
         generator: &'a Generator,
+        settings: &Generation,
         machine: &'a Machine,
         pool: &'a Pool<f32>,
         sequences: usize,
         tokens: usize,
     ) -> Option<Self> {
         if machine.cuda().is_some() {
-            return GraphDecoder::new(generator, machine, pool, sequences, tokens)
+            return GraphDecoder::new(generator, settings, machine, pool, sequences, tokens)
                 .map(|decoder| StepDecoder::Graph(Box::new(decoder)));
         }
         let places = Some(sequences.min(MOST_ON_HOST)).filter(|&places| places > 1)?;
@@ -210,11 +106,23 @@ impl<'a> StepDecoder<'a> {
         }
     }
 
-    /// Takes over the cache of a text.
-    fn put(&mut self, place: usize, state: GptState<f32>) {
+    /// The most tokens of prompts that are read in one pass. A CPU reads them one by one: each has a cache of its own.
+    fn tokens_together(&self) -> usize {
         match self {
-            StepDecoder::Graph(decoder) => decoder.state.put(place, &state),
-            StepDecoder::Host(decoder) => decoder.states[place] = Some(state),
+            StepDecoder::Graph(_) => 1 << 14,
+            StepDecoder::Host(_) => 0,
+        }
+    }
+
+    /// Takes over the caches of texts with these numbers of tokens.
+    fn put(&mut self, places: &[usize], lengths: &[usize], state: GptState<f32>) {
+        match self {
+            StepDecoder::Graph(decoder) => {
+                for (row, (&place, &length)) in places.iter().zip(lengths).enumerate() {
+                    decoder.state.put(place, &state, row, length);
+                }
+            }
+            StepDecoder::Host(decoder) => decoder.states[places[0]] = Some(state),
         }
     }
 
@@ -225,12 +133,17 @@ impl<'a> StepDecoder<'a> {
         }
     }
 
-    /// Sets what each sequence reads next, and its position.
-    fn set(&mut self, ids: &[u32], positions: &[u32]) {
+    /// Sets what each sequence reads next.
+    fn set(&mut self, reads: &[Reads]) {
         match self {
-            StepDecoder::Graph(decoder) => decoder.set(ids, positions),
-            StepDecoder::Host(decoder) => decoder.ids.copy_from_slice(ids),
+            StepDecoder::Graph(decoder) => decoder.set(reads),
+            StepDecoder::Host(decoder) => decoder.ids = reads.iter().map(|reads| reads.token).collect(),
         }
+    }
+
+    /// Whether a step draws tokens, where settings ask for it.
+    fn draws(&self) -> bool {
+        matches!(self, StepDecoder::Graph(decoder) if decoder.draws.is_some())
     }
 
     /// Replaces the tokens that were taken.
@@ -248,11 +161,14 @@ impl<'a> StepDecoder<'a> {
         }
     }
 
-    /// The logits of the last step, `[B, V]`.
-    fn logits(&self) -> Vec<f32> {
+    /// The logits of a place in the last step, `[V]`.
+    fn logits(&self, place: usize) -> Vec<f32> {
         match self {
-            StepDecoder::Graph(decoder) => decoder.logits(),
-            StepDecoder::Host(decoder) => decoder.logits.clone(),
+            StepDecoder::Graph(decoder) => decoder.logits(place),
+            StepDecoder::Host(decoder) => {
+                let each = decoder.logits.len() / decoder.ids.len();
+                decoder.logits[place * each..][..each].to_vec()
+            }
         }
     }
 }
@@ -306,15 +222,22 @@ impl Growing<'_> {
     }
 }
 
+/// A prompt on its way to a place of the decoder.
+struct Prompt {
+    place: usize,
+    /// Which of the prompts.
+    number: usize,
+    tokens: Vec<u32>,
+}
+
 /// The texts that are generated side by side, each in a place of the decoder.
 struct Places<'g> {
     generator: &'g Generator,
     settings: &'g Generation,
     decoder: StepDecoder<'g>,
     texts: Vec<Option<Growing<'g>>>,
-    /// What each place reads next, and at which position.
-    next: Vec<u32>,
-    positions: Vec<u32>,
+    /// What each place reads next.
+    next: Vec<Reads>,
 }
 
 impl<'g> Places<'g> {
@@ -324,78 +247,114 @@ impl<'g> Places<'g> {
         waiting: &mut impl Iterator<Item = (usize, &'p Vec<u32>)>,
     ) -> Result<Vec<(usize, Generated)>> {
         let (mut ended, mut is_changed) = (Vec::new(), false);
-        for place in 0..self.texts.len() {
-            while self.texts[place].is_none() {
-                let Some((number, prompt)) = waiting.next() else { break };
-                let (text, finish) = self.begin(number, prompt, place)?;
-                is_changed = true;
-                self.next[place] = text.tokens.last().copied().unwrap_or(0);
-                self.positions[place] = text.tokens.len() as u32 - 1;
-                match finish {
-                    Some(finish) => {
-                        self.decoder.clear(place);
-                        ended.push(text.finish(finish));
-                    }
-                    None => self.texts[place] = Some(text),
+        loop {
+            let empty = (0..self.texts.len()).filter(|&place| self.texts[place].is_none());
+            let mut prompts: Vec<Prompt> =
+                empty.zip(&mut *waiting).map(|(place, next)| self.prompt(place, next)).collect();
+            if prompts.is_empty() {
+                break;
+            }
+            is_changed = true;
+            // Those of about the same length are read together.
+            prompts.sort_by_key(|prompt| prompt.tokens.len());
+            let mut rest = &prompts[..];
+            while let Some(first) = rest.first() {
+                let fits = |at: usize| (at + 1) * rest[at].tokens.len() <= self.decoder.tokens_together();
+                let mut count = 1;
+                while count < rest.len() && fits(count) && rest[count].tokens.len() <= 2 * first.tokens.len() + 8 {
+                    count += 1;
                 }
+                let (now, later) = rest.split_at(count);
+                self.begin(now, &mut ended)?;
+                rest = later;
             }
         }
         if is_changed {
-            self.decoder.set(&self.next, &self.positions);
+            self.decoder.set(&self.next);
         }
         Ok(ended)
     }
 
-    /// Reads a prompt, takes the first token after it, and puts its cache where the decoder finds it.
-    fn begin(&mut self, number: usize, prompt: &[u32], place: usize) -> Result<(Growing<'g>, Option<Finish>)> {
+    fn prompt(&self, place: usize, (number, tokens): (usize, &Vec<u32>)) -> Prompt {
+        let start = self.generator.model.config().bos_token_id;
+        Prompt { place, number, tokens: if tokens.is_empty() { vec![start] } else { tokens.clone() } }
+    }
+
+    /// Reads prompts, takes the first token after each, and puts their caches where the decoder finds them. Texts that
+    /// end with that token are added to `ended`.
+    fn begin(&mut self, prompts: &[Prompt], ended: &mut Vec<(usize, Generated)>) -> Result<()> {
         let (generator, settings) = (self.generator, self.settings);
-        let (machine, pool) = (self.decoder.machine(), self.decoder.pool());
-        let started = Instant::now();
-        let tokens = if prompt.is_empty() { vec![generator.model.config().bos_token_id] } else { prompt.to_vec() };
-        let prompt = tokens.len();
-        let mut context = Context::new(generator, true, machine, pool);
-        let mut scores = context.scores(&tokens)?;
-        self.decoder.put(place, context.state.take().expect("just filled"));
-        let first = generator.choose(&mut scores, &tokens, prompt, &settings.of_text(number), machine);
-        let decoder = StreamDecoder::new(&generator.tokenizer, &settings.stop);
-        let prompt_seconds = started.elapsed().as_secs_f64();
-        let mut text = Growing { number, tokens, prompt, decoder, started, prompt_seconds };
-        let finish = text.push(first, generator, settings, self.decoder.room());
-        Ok((text, finish))
+        let (machine, pool, started) = (self.decoder.machine(), self.decoder.pool(), Instant::now());
+        let tokens: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt.tokens[..]).collect();
+        let (state, logits) = generator.read_prompts(&tokens, machine, pool)?;
+        let places: Vec<usize> = prompts.iter().map(|prompt| prompt.place).collect();
+        let lengths: Vec<usize> = tokens.iter().map(|tokens| tokens.len()).collect();
+        self.decoder.put(&places, &lengths, state);
+        for (prompt, mut scores) in prompts.iter().zip(logits) {
+            let Prompt { place, number, ref tokens } = *prompt;
+            let first = generator.choose(&mut scores, tokens, tokens.len(), &settings.of_text(number), machine);
+            let decoder = StreamDecoder::new(&generator.tokenizer, &settings.stop);
+            let (tokens, prompt, prompt_seconds) = (tokens.clone(), tokens.len(), started.elapsed().as_secs_f64());
+            let mut text = Growing { number, tokens, prompt, decoder, started, prompt_seconds };
+            let finish = text.push(first, generator, settings, self.decoder.room());
+            self.next[place] = Reads {
+                token: text.tokens.last().copied().unwrap_or(0),
+                position: text.tokens.len() as u32 - 1,
+                text: settings.first_draw() + number as u32,
+                drawn: (text.tokens.len() - text.prompt) as u32,
+            };
+            match finish {
+                Some(finish) => {
+                    self.decoder.clear(place);
+                    ended.push(text.finish(finish));
+                }
+                None => self.texts[place] = Some(text),
+            }
+        }
+        Ok(())
     }
 
     /// Generates a token of each text; returns those that end with it.
     fn step(&mut self) -> Result<Vec<(usize, Generated)>> {
-        self.next = self.decoder.step()?;
-        let mut tokens: Vec<Option<u32>> = self.next.iter().copied().map(Some).collect();
-        if !self.settings.is_greedy() {
-            self.choose(&mut tokens);
-            self.next = tokens.iter().map(|token| token.unwrap_or(0)).collect();
-            self.decoder.set_ids(&self.next);
+        let mut tokens: Vec<Option<u32>> = self.decoder.step()?.into_iter().map(Some).collect();
+        if self.choose(&mut tokens) {
+            self.decoder.set_ids(&tokens.iter().map(|token| token.unwrap_or(0)).collect::<Vec<_>>());
         }
         let mut ended = Vec::new();
         for (place, token) in tokens.into_iter().enumerate() {
             let Some(text) = &mut self.texts[place] else { continue };
-            self.positions[place] += 1;
+            let next = &mut self.next[place];
+            next.token = token.unwrap_or(0);
+            next.position += 1;
+            next.drawn += 1;
             if let Some(finish) = text.push(token, self.generator, self.settings, self.decoder.room()) {
                 ended.extend(self.texts[place].take().map(|text| text.finish(finish)));
                 // What stands in an empty place is computed too, and must stay within its room.
-                (self.next[place], self.positions[place]) = (0, 0);
+                self.next[place] = Reads::default();
                 self.decoder.clear(place);
             }
         }
         Ok(ended)
     }
 
-    /// Chooses tokens by the logits of the last step.
-    fn choose(&self, tokens: &mut [Option<u32>]) {
-        let mut logits = self.decoder.logits();
-        let each = logits.len() / tokens.len();
-        for ((text, token), scores) in self.texts.iter().zip(tokens).zip(logits.chunks_exact_mut(each)) {
-            let Some(text) = text else { continue };
-            let settings = &self.settings.of_text(text.number);
-            *token = self.generator.choose(scores, &text.tokens, text.prompt, settings, self.decoder.machine());
+    /// Chooses tokens by the logits of the last step, where the decoder did not; whether there are such.
+    fn choose(&self, tokens: &mut [Option<u32>]) -> bool {
+        let is_chosen = self.settings.is_greedy() || self.decoder.draws();
+        let mut any = false;
+        for (place, (text, token)) in self.texts.iter().zip(tokens).enumerate() {
+            if is_chosen && *token != Some(TOO_FLAT) {
+                continue;
+            }
+            any = true;
+            // An empty place reads anything.
+            let Some(text) = text else {
+                *token = None;
+                continue;
+            };
+            let (settings, mut scores) = (&self.settings.of_text(text.number), self.decoder.logits(place));
+            *token = self.generator.choose(&mut scores, &text.tokens, text.prompt, settings, self.decoder.machine());
         }
+        any
     }
 }
 
@@ -443,6 +402,27 @@ impl Generator {
         })
     }
 
+    /// Reads prompts in one pass, padded at their ends: the caches of all, and the logits of the token after each,
+    /// `[V]`. Attention to earlier tokens does not see the padding.
+    fn read_prompts(
+        &self,
+        prompts: &[&[u32]],
+        machine: &Machine,
+        pool: &Pool<f32>,
+    ) -> Result<(GptState<f32>, Vec<Vec<f32>>)> {
+        let gpt = self.model.gpt().expect("checked when it was opened");
+        let rows = Rows::new(&prompts.iter().map(|tokens| tokens.to_vec()).collect::<Vec<_>>(), 0);
+        let mut tape = Tape::inference(&self.parameters, pool, machine);
+        let mut state = gpt.start(&mut tape, prompts.len())?;
+        let hidden = gpt.step(&mut tape, &rows.ids, rows.length, &mut state)?; // [B, L, C]
+        let last = rows.lengths.iter().enumerate().map(|(row, length)| Some(row * rows.length + length - 1));
+        let last = tape.gather(&[&hidden], &last.collect::<Vec<_>>(), [prompts.len(), 1]); // [B, 1, C]
+        let logits = tape.linear(&last, gpt.output(), None, Activation::None, 0.0); // [B, 1, V]
+        finite::check(logits.value().data(), &self.parameters)?;
+        let logits = logits.value().data().chunks_exact(logits.value().width()).map(<[f32]>::to_vec).collect();
+        Ok((state, logits))
+    }
+
     /// Empty places for texts side by side; `None` where they are generated one after the other.
     fn places<'g>(
         &'g self,
@@ -457,9 +437,10 @@ impl Generator {
             return None;
         }
         let count = together.clamp(1, prompts.len());
-        let decoder = StepDecoder::new(self, machine, pool, count, longest.saturating_add(settings.max_tokens))?;
+        let tokens = longest.saturating_add(settings.max_tokens);
+        let decoder = StepDecoder::new(self, settings, machine, pool, count, tokens)?;
         let count = decoder.places();
         let texts = (0..count).map(|_| None).collect();
-        Some(Places { generator: self, settings, decoder, texts, next: vec![0; count], positions: vec![0; count] })
+        Some(Places { generator: self, settings, decoder, texts, next: vec![Reads::default(); count] })
     }
 }

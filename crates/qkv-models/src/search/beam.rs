@@ -8,7 +8,7 @@ use crate::model::{Model, State};
 use crate::{Result, finite};
 use qkv_nn::{Parameters, Tape, Tensor, Var};
 use qkv_simd::Isa;
-use qkv_simd::logits::{all_finite, survey};
+use qkv_simd::logits::{Survey, all_finite, survey};
 use rayon::prelude::*;
 
 /// An unfinished hypothesis.
@@ -84,12 +84,21 @@ pub(super) fn search_memory(
     let mut each = 1;
     while !sources.is_empty() {
         let logits = next_logits(search, model, tape, source, &sources, each, &mut state)?;
-        let logits = logits.value().data();
-        let of_source = |(beams, logits): (&SourceBeams, &[f32])| candidates(search, beams, logits, vocab_size);
-        let rows_of = each * vocab_size;
-        let candidates: Option<Vec<Vec<Candidate>>> = match tape.machine().threads() {
-            1 => sources.iter().zip(logits.chunks_exact(rows_of)).map(of_source).collect(),
-            _ => sources.par_iter().zip(logits.par_chunks_exact(rows_of)).map(of_source).collect(),
+        let row_count = logits.value().rows();
+        let surveys = if search.is_by_logits_alone() { tape.survey(&logits, search.surveyed()) } else { None };
+        let candidates: Option<Vec<Vec<Candidate>>> = match surveys {
+            Some(surveys) => (sources.iter().zip(surveys.chunks_exact(each)))
+                .map(|(beams, surveys)| surveyed_candidates(search, beams, surveys))
+                .collect(),
+            None => {
+                let logits = logits.value().data();
+                let of_source = |(beams, logits): (&SourceBeams, &[f32])| candidates(search, beams, logits, vocab_size);
+                let rows_of = each * vocab_size;
+                match tape.machine().threads() {
+                    1 => sources.iter().zip(logits.chunks_exact(rows_of)).map(of_source).collect(),
+                    _ => sources.par_iter().zip(logits.par_chunks_exact(rows_of)).map(of_source).collect(),
+                }
+            }
         };
         let Some(candidates) = candidates else { return Err(finite::refusal(parameters)) };
         let (mut rows, mut unfinished) = (Vec::new(), Vec::new());
@@ -103,7 +112,7 @@ pub(super) fn search_memory(
             }
         }
         // As long as no source is done, rows only move among those of one source.
-        let same_sources = each == beam && rows.len() == logits.len() / vocab_size;
+        let same_sources = each == beam && rows.len() == row_count;
         if !unfinished.is_empty() {
             state.select(tape, &rows, same_sources);
         }
@@ -149,51 +158,67 @@ fn next_logits(
 /// `None` where a logit is not finite.
 fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: usize) -> Option<Vec<Candidate>> {
     let isa = Isa::best();
+    let rows = logits.chunks_exact(vocab_size);
+    if search.is_by_logits_alone() {
+        let surveys: Vec<Survey> = rows.map(|scores| survey(isa, scores, search.surveyed())).collect();
+        return surveyed_candidates(search, beams, &surveys);
+    }
     let mut all: Vec<Candidate> = Vec::new();
-    let shared = logits.len() == vocab_size;
-    for (row, prefix) in beams.prefixes.iter().enumerate() {
-        let scores = &logits[if shared { 0 } else { row * vocab_size }..][..vocab_size];
-        let (adjusted, hidden) = (search.repetition_penalty != 1.0 || search.no_repeat > 0, !search.never.is_empty());
-        let mut copy = if adjusted || hidden { scores.to_vec() } else { Vec::new() };
-        if adjusted {
-            if !all_finite(isa, scores) {
-                return None;
-            }
-            penalize(&mut copy, &prefix.tokens, search.repetition_penalty);
-            forbid_repeats(&mut copy, &prefix.tokens, search.no_repeat);
-        }
-        // What is never written keeps its part of the probability: the others have what the model gives them.
-        let most = if search.sample.is_some() { 0 } else { 2 * search.beam + search.never.len() };
-        let found = survey(isa, if adjusted { &copy } else { scores }, most);
-        if !found.is_finite && !adjusted {
+    // Prefixes that are all empty share a row: each draws from it, but a search would find the same for all.
+    let count = if search.sample.is_some() { beams.prefixes.len() } else { rows.len() };
+    for ((row, prefix), scores) in beams.prefixes.iter().enumerate().zip(rows.cycle()).take(count) {
+        if !all_finite(isa, scores) {
             return None;
         }
+        let mut scores = scores.to_vec();
+        penalize(&mut scores, &prefix.tokens, search.repetition_penalty);
+        forbid_repeats(&mut scores, &prefix.tokens, search.no_repeat);
+        let most = if search.sample.is_some() { 0 } else { search.surveyed() };
+        let found = survey(isa, &scores, most);
+        let Some(sampling) = &search.sample else {
+            all.extend(of_prefix(search, (row, prefix), &found));
+            continue;
+        };
         let total = f64::from(found.log_sum_exp);
         for &token in search.never.iter().filter(|&&token| (token as usize) < vocab_size) {
-            copy[token as usize] = f32::NEG_INFINITY;
+            scores[token as usize] = f32::NEG_INFINITY;
         }
-        let scores = if adjusted || hidden { &copy } else { scores };
-        let candidate = |token: u32| {
+        let place = [(sampling.before + beams.index) as u32, row as u32, prefix.tokens.len() as u32];
+        all.extend(draw(&scores, sampling, place).map(|token| {
             let log_probability = prefix.log_probability + f64::from(scores[token as usize]) - total;
             Candidate { prefix: row, token, log_probability }
-        };
-        if let Some(sampling) = &search.sample {
-            let place = [(sampling.before + beams.index) as u32, row as u32, prefix.tokens.len() as u32];
-            all.extend(draw(scores, sampling, place).map(candidate));
-            continue;
-        }
-        let written = found.best.into_iter().map(|(token, _)| token).filter(|token| !search.never.contains(token));
-        all.extend(written.take(2 * search.beam).map(candidate));
-        if shared {
-            break; // all prefixes are still empty
-        }
+        }));
     }
-    if search.sample.is_none() {
-        let order = |a: &Candidate, b: &Candidate| b.log_probability.total_cmp(&a.log_probability);
-        all.sort_by(|a, b| order(a, b).then(a.prefix.cmp(&b.prefix)).then(a.token.cmp(&b.token)));
-        all.truncate(2 * search.beam);
+    Some(if search.sample.is_some() { all } else { best_of(search, all) })
+}
+
+/// The same from surveys of the logits, where nothing but these decides.
+fn surveyed_candidates(search: &Search, beams: &SourceBeams, surveys: &[Survey]) -> Option<Vec<Candidate>> {
+    if !surveys.iter().all(|found| found.is_finite) {
+        return None;
     }
-    Some(all)
+    let prefixes = beams.prefixes.iter().enumerate().zip(surveys);
+    Some(best_of(search, prefixes.flat_map(|(prefix, found)| of_prefix(search, prefix, found)).collect()))
+}
+
+/// The candidates that extend one prefix. What is never written keeps its part of the probability: the others have what
+/// the model gives them.
+fn of_prefix(search: &Search, (row, prefix): (usize, &Prefix), found: &Survey) -> impl Iterator<Item = Candidate> {
+    let (log_probability, total) = (prefix.log_probability, f64::from(found.log_sum_exp));
+    let written = found.best.iter().filter(|(token, _)| !search.never.contains(token));
+    written.take(2 * search.beam).map(move |&(token, score)| Candidate {
+        prefix: row,
+        token,
+        log_probability: log_probability + f64::from(score) - total,
+    })
+}
+
+/// The best candidates of a source, best first.
+fn best_of(search: &Search, mut all: Vec<Candidate>) -> Vec<Candidate> {
+    let order = |a: &Candidate, b: &Candidate| b.log_probability.total_cmp(&a.log_probability);
+    all.sort_by(|a, b| order(a, b).then(a.prefix.cmp(&b.prefix)).then(a.token.cmp(&b.token)));
+    all.truncate(2 * search.beam);
+    all
 }
 
 /// Extends the prefixes of a source by their best candidates. Returns the prefix that each new one extends, or `None`

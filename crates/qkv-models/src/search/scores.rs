@@ -59,6 +59,11 @@ fn likeliest(scores: &[f32], sampling: &Sampling) -> (Vec<(u32, f32)>, f64) {
 
 /// Samples a token; `place` selects the random number: source, prefix and position.
 pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Option<u32> {
+    let [word, ..] = philox::block([place[0], place[1], place[2], 0x7361_6d70], sampling.seed);
+    let share = (f64::from(word) + 0.5) / 4_294_967_296.0;
+    if sampling.keeps_all() {
+        return draw_from_all(scores, sampling, share);
+    }
     let (mut kept, total) = likeliest(scores, sampling);
     let highest = kept.first()?.1;
     let weight = |score: f32| sampling.weight(score - highest);
@@ -70,8 +75,7 @@ pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Opti
     kept.truncate(enough.map_or(kept.len(), |at| at + 1));
     kept.retain(|&(_, score)| weight(score) >= sampling.min_p);
     let total: f64 = kept.iter().map(|&(_, score)| weight(score)).sum();
-    let [word, ..] = philox::block([place[0], place[1], place[2], 0x7361_6d70], sampling.seed);
-    let mut left = (f64::from(word) + 0.5) / 4_294_967_296.0 * total;
+    let mut left = share * total;
     for &(token, score) in &kept {
         left -= weight(score);
         if left <= 0.0 {
@@ -79,6 +83,19 @@ pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Opti
         }
     }
     kept.last().map(|&(token, _)| token)
+}
+
+/// Draws from the whole vocabulary, in its order: nothing has to be sorted.
+fn draw_from_all(scores: &[f32], sampling: &Sampling, share: f64) -> Option<u32> {
+    let highest = top(Isa::best(), scores, 1).first()?.1;
+    let weight = |score: f32| sampling.weight(score - highest);
+    let mut left = share * scores.iter().map(|&score| weight(score)).sum::<f64>();
+    let reached = scores.iter().position(|&score| {
+        left -= weight(score);
+        left <= 0.0
+    });
+    // Beyond the end by rounding: the last one that can be drawn.
+    Some(reached.or_else(|| scores.iter().rposition(|&score| score > f32::NEG_INFINITY))? as u32)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use qkv::{Attention, Bias, Features, Mask};
 use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
 use qkv_models::{
-    Architecture, Batch, GptConfig, LocalLayers, Model, ModelConfig, RecurrentConfig, Rows, SpecialTokens,
+    Architecture, Batch, GptConfig, LocalLayers, Model, ModelConfig, RecurrentConfig, Rows, Search, SpecialTokens,
     TransformerConfig,
 };
 use qkv_nn::layers::{AttentionStyle, FeedKind, NormKind, NormPlace, PositionKind};
@@ -196,6 +196,36 @@ fn steps_give_the_scores_of_the_parallel_pass(machine: &Machine) {
             }
         }
         machine.check().unwrap();
+    }
+}
+
+#[test]
+fn beams_on_a_device_find_what_they_find_on_the_cpu() {
+    let sources: Vec<Vec<u32>> =
+        [&[5, 6, 7, 8, 9, 4, 3][..], &[9, 8], &[11], &[20, 21, 22]].map(<[u32]>::to_vec).into();
+    let searches = [
+        Search::greedy(),
+        Search { beam: 4, never: vec![7, 12], ..Search::default() },
+        Search { beam: 3, repetition_penalty: 1.4, no_repeat: 2, ..Search::default() },
+    ];
+    for (name, architecture) in [transformers().remove(0), transformers().remove(1), recurrents().remove(0)] {
+        let (model, mut parameters) = model(architecture);
+        // Logits that are far apart: rounding does not decide.
+        for param in parameters.all().collect::<Vec<_>>() {
+            parameters.get_mut(param).iter_mut().for_each(|x| *x *= 2.0);
+        }
+        for search in &searches {
+            let run = |machine: &Machine| search.run(&model, &parameters, &Pool::new(), machine, &sources).unwrap();
+            let expected = run(&Machine::new(1));
+            for operations in devices() {
+                let found = run(&Machine::new(1).on_cuda(operations));
+                for (found, expected) in found.concat().iter().zip(expected.concat()) {
+                    assert_eq!(found.tokens, expected.tokens, "{name}, {search:?}");
+                    let [a, b] = [found.log_probability, expected.log_probability];
+                    assert!((a - b).abs() < 1e-4 * (1.0 + b.abs()), "{name}, {search:?}: {a} {b}");
+                }
+            }
+        }
     }
 }
 

@@ -88,12 +88,23 @@ fn all(generator: &Generator, settings: &Generation, together: usize, machine: &
     found.into_iter().map(Option::unwrap).collect()
 }
 
-fn settings() -> [(&'static str, Generation); 3] {
+fn settings() -> [(&'static str, Generation); 6] {
     let greedy = Generation { sample: None, max_tokens: 9, ..Generation::default() };
     let penalized = Generation { repetition_penalty: 1.3, no_repeat: 2, ..greedy.clone() };
     let sample = Some(Sampling { temperature: 0.9, top_k: 12, seed: 4, ..Sampling::default() });
     let sampled = Generation { sample, stop: vec!["e".into()], ..greedy.clone() };
-    [("greedy", greedy), ("penalized", penalized), ("sampled", sampled)]
+    let of = |sampling| Generation { sample: Some(sampling), ..greedy.clone() };
+    let by_share = of(Sampling { temperature: 1.5, top_p: 0.8, seed: 9, ..Sampling::default() });
+    let by_least = of(Sampling { temperature: 1.2, min_p: 0.1, top_k: 20, seed: 5, ..Sampling::default() });
+    let from_all = of(Sampling { temperature: 1.1, seed: 7, ..Sampling::default() });
+    [
+        ("greedy", greedy.clone()),
+        ("penalized", penalized),
+        ("sampled of the likeliest", sampled),
+        ("by their share", by_share),
+        ("by their least probability", by_least),
+        ("from all", from_all),
+    ]
 }
 
 #[test]
@@ -104,7 +115,7 @@ fn texts_side_by_side_are_those_that_are_generated_alone() {
         let generators: Vec<Generator> = devices.iter().map(|_| generator(sizes.clone())).collect();
         let generator = generator(sizes);
         // Every way of choosing a token, on one model: the emulation takes its time.
-        for (how, settings) in settings().into_iter().take(if name == "llama" { 3 } else { 1 }) {
+        for (how, settings) in settings().into_iter().take(if name == "llama" { 6 } else { 1 }) {
             let alone = all(&generator, &settings, 1, &cpu);
             for (together, threads) in [(2, 1), (3, 1), (7, 2)] {
                 let found = all(&generator, &settings, together, &Machine::new(threads));

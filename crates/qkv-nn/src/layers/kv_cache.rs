@@ -75,17 +75,18 @@ impl<T: Float> KvCache<T> {
         KvCache { device, ..KvCache::new(sequences, heads, widths) }
     }
 
-    /// Copies the rows of a cache with one sequence into a [counted](KvCache::counted) one, as those of a sequence.
+    /// Copies the first `tokens` rows of a sequence of another cache into a [counted](KvCache::counted) one, as those of
+    /// `sequence`.
     ///
     /// # Panics
-    /// Where either is another kind of cache, or there is not room enough.
-    pub fn put(&mut self, sequence: usize, one: &KvCache<T>) {
-        let (Some(to), Some(from)) = (&self.device, &one.device) else { panic!("both caches are on a device") };
-        assert!(to.batch.is_some() && one.batch == 1 && one.length <= to.room, "a sequence into a counted cache");
+    /// Where either is another kind of cache, there are fewer rows, or there is not room enough.
+    pub fn put(&mut self, sequence: usize, other: &KvCache<T>, from: usize, tokens: usize) {
+        let (Some(to), Some(rows)) = (&self.device, &other.device) else { panic!("both caches are on a device") };
+        assert!(to.batch.is_some() && tokens <= other.length && tokens <= to.room, "a sequence into a counted cache");
         for at in [0, 1] {
             let width = self.heads * self.widths[at];
-            let (start, len) = (sequence * to.room * width, one.length * width);
-            to.operations.copy(&to.arrays[at].slice(start..start + len), &from.arrays[at].slice(0..len));
+            let (start, first, len) = (sequence * to.room * width, from * rows.room * width, tokens * width);
+            to.operations.copy(&to.arrays[at].slice(start..start + len), &rows.arrays[at].slice(first..first + len));
         }
     }
 

@@ -1,8 +1,9 @@
-//! The likeliest token of each sequence, where a device counts their positions.
+//! Choosing tokens where a device has the logits.
 
 use crate::float::Float;
 use crate::tape::{Tape, Var};
-use qkv_cuda::operations::{Array, DecodeBatch};
+use qkv_cuda::operations::{Array, DecodeBatch, Drawing, Draws, MOST_HIGHEST};
+use qkv_simd::logits::Survey;
 
 impl<T: Float> Tape<'_, T> {
     /// Takes the likeliest token of each sequence, by its logits `[B, 1, V]`, as the one that it reads next, one
@@ -15,5 +16,23 @@ impl<T: Float> Tape<'_, T> {
         let logits = logits.value.array(operations);
         operations.next_token(&logits, batch);
         logits
+    }
+
+    /// The same with tokens that are drawn.
+    ///
+    /// # Panics
+    /// Where the tape computes on the CPU.
+    pub fn draw_tokens(&mut self, logits: &Var<T>, batch: &DecodeBatch, draws: &Draws, drawing: Drawing) -> Array {
+        let operations = self.machine.cuda().expect("a device that counts");
+        let logits = logits.value.array(operations);
+        operations.draw_token(&logits, batch, draws, drawing);
+        logits
+    }
+
+    /// Surveys every row of logits `[.., V]` for the `most` highest, where a device has them and can; `None` on a CPU,
+    /// and where there are more than a device looks for.
+    pub fn survey(&self, logits: &Var<T>, most: usize) -> Option<Vec<Survey>> {
+        let operations = self.machine.cuda().filter(|_| most <= MOST_HIGHEST && logits.value.width() > 0)?;
+        Some(operations.survey(&logits.value.array(operations), logits.value.rows(), most))
     }
 }

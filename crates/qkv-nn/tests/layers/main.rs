@@ -5,6 +5,7 @@ mod few_rows;
 mod golden;
 mod gradients;
 mod images;
+mod logits;
 mod packed;
 mod reinforce;
 mod speech;

@@ -1,0 +1,101 @@
+//! What a search reads of logits in device memory, and tokens that are drawn by them: a few numbers a row come to the
+//! host instead of the whole vocabulary.
+
+use super::launch::{Argument, count};
+use super::{Array, DecodeBatch, Kind, Operations};
+use Argument::Ptr;
+use qkv_simd::logits::Survey;
+
+/// The most logits that [`Operations::survey`] finds of a row.
+pub const MOST_HIGHEST: usize = 256;
+
+/// What [`Operations::draw_token`] leaves where tokens beyond the [`MOST_HIGHEST`] likeliest might be drawn.
+pub const TOO_FLAT: u32 = u32::MAX - 1;
+
+/// How tokens are drawn: by `exp(logit / temperature)`, of the `top_k` likeliest (0: of all), of these of the likeliest
+/// that together have a share of `top_p`, and of these of those at least `min_p` times as likely as the likeliest.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Drawing {
+    /// 1 / temperature.
+    by_temperature: f64,
+    top_p: f64,
+    min_p: f64,
+    seed: u64,
+    top_k: u32,
+}
+
+impl Drawing {
+    /// With this temperature, top-p, min-p, top-k and seed.
+    pub fn new(temperature: f64, top_p: f64, min_p: f64, top_k: usize, seed: u64) -> Drawing {
+        let top_k = u32::try_from(top_k).unwrap_or(u32::MAX);
+        Drawing { by_temperature: 1.0 / temperature, top_p, min_p, seed, top_k }
+    }
+}
+
+/// Which random numbers the sequences of a [`DecodeBatch`] draw.
+#[derive(Clone, Debug)]
+pub struct Draws {
+    /// The text that each sequence is, u32.
+    texts: Array,
+    /// Tokens of it that are drawn, u32.
+    drawn: Array,
+}
+
+impl Operations {
+    /// Surveys each of some rows of logits for the `most` highest, of which [`MOST_HIGHEST`] are found at most.
+    ///
+    /// # Panics
+    /// Where the array is too short, or a row is empty.
+    pub fn survey(&self, logits: &Array, rows: usize, most: usize) -> Vec<Survey> {
+        let (classes, most) = (logits.len() / rows.max(1), most.min(MOST_HIGHEST));
+        assert!(classes > 0 || rows == 0, "rows of no logits");
+        let width = 2 + 2 * most;
+        let found = self.empty(Kind::U32, rows * width, "the highest logits");
+        let pointers = [logits.expect(self.activation_kind(), rows * classes), found.ptr()];
+        let arguments = [&pointers.map(Ptr)[..], &[count(classes), count(most)]].concat();
+        // SAFETY: `survey_logits(const T*, u32*, int, int)`, a block a row.
+        unsafe { self.launch("survey_logits", [rows, 1], &arguments) };
+        let of_row = |words: &[u32]| {
+            let is_finite = words[0] as usize <= most;
+            let (pairs, _) = words[2..].as_chunks::<2>();
+            let best = pairs.iter().take(if is_finite { words[0] as usize } else { 0 });
+            let best = best.map(|&[class, logit]| (class, f32::from_bits(logit))).collect();
+            Survey { is_finite, log_sum_exp: f32::from_bits(words[1]), best }
+        };
+        self.read_scalars::<u32>(&found).chunks_exact(width).map(of_row).collect()
+    }
+
+    /// The draws of this many sequences.
+    pub fn draws(&self, sequences: usize) -> Draws {
+        let zeros = || self.zeros(Kind::U32, sequences, "numbers of draws");
+        Draws { texts: zeros(), drawn: zeros() }
+    }
+
+    /// Sets which text each sequence is, and how many of its tokens are drawn.
+    ///
+    /// # Panics
+    /// Where there are not as many.
+    pub fn set_draws(&self, draws: &Draws, texts: &[u32], drawn: &[u32]) {
+        self.write(&draws.texts, texts);
+        self.write(&draws.drawn, drawn);
+    }
+
+    /// Draws a token of each sequence, by logits `[B, V]`, as the one that it reads next, one position further;
+    /// [`NO_TOKEN`](super::NO_TOKEN) where a logit is not finite, and [`TOO_FLAT`] where the host has to draw.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn draw_token(&self, logits: &Array, batch: &DecodeBatch, draws: &Draws, drawing: Drawing) {
+        let (rows, room) = (batch.len(), batch.room());
+        let classes = logits.len() / rows.max(1);
+        assert!(classes > 0 || rows == 0, "rows of no logits");
+        let logits = logits.expect(self.activation_kind(), rows * classes);
+        let counted = [batch.ids(), batch.positions(), batch.places(), batch.lengths()].map(Array::ptr);
+        let drawn = [&draws.texts, &draws.drawn].map(|array| array.expect(Kind::U32, rows));
+        let pointers: Vec<Argument> = [&[logits][..], &counted, &drawn].concat().into_iter().map(Ptr).collect();
+        let arguments = [&pointers[..], &[count(classes), count(room), Argument::Drawing(drawing)]].concat();
+        // SAFETY: `draw_token(const T*, u32* × 2, i64*, i32*, const u32*, u32*, int, u32, Drawing)`, a block a row.
+        unsafe { self.launch("draw_token", [rows, 1], &arguments) };
+    }
+}

@@ -1,0 +1,147 @@
+//! A step of decoding on a device as one CUDA graph: the device counts the positions of all sequences and takes their
+//! next tokens.
+
+use super::{Generation, Generator};
+use crate::gpt::CountedState;
+use crate::{Result, finite};
+use qkv_cuda::operations::{Array, Drawing, Draws, Graph, NO_TOKEN, Operations};
+use qkv_nn::{Activation, Machine, Pool, Tape};
+
+/// Tokens of a sequence are given room in multiples of this.
+const ROOM_STEP: usize = 64;
+
+/// One step of decoding for all sequences of a device.
+pub(super) struct GraphDecoder<'a> {
+    generator: &'a Generator,
+    pub machine: &'a Machine,
+    operations: &'a Operations,
+    pub pool: &'a Pool<f32>,
+    pub state: CountedState<f32>,
+    /// How the device draws tokens; it takes the likeliest ones otherwise.
+    pub draws: Option<(Draws, Drawing)>,
+    /// What the first sequence reads next, where there is one.
+    pub last: Option<u32>,
+    /// Of the last step, `[B, V]`.
+    logits: Option<Array>,
+    /// Whether the last step copied nothing from the host.
+    is_recordable: bool,
+    graph: Option<Graph>,
+}
+
+impl<'a> GraphDecoder<'a> {
+    /// For this many sequences of at most `tokens` tokens; `None` on a CPU, and where the attention runs only there.
+    pub fn new(
+        generator: &'a Generator,
+        settings: &Generation,
+        machine: &'a Machine,
+        pool: &'a Pool<f32>,
+        sequences: usize,
+        tokens: usize,
+    ) -> Option<Self> {
+        let gpt = generator.model.gpt()?;
+        let operations = machine.cuda().filter(|_| gpt.runs_on_gpu())?;
+        let room = tokens.min(gpt.max_len()).next_multiple_of(ROOM_STEP).min(gpt.max_len());
+        let state = gpt.start_counted(operations, operations.decode_batch(sequences, room));
+        let sample = settings.sample.filter(|_| settings.is_by_logits_alone());
+        let draws = sample.map(|by| {
+            (operations.draws(sequences), Drawing::new(by.temperature, by.top_p, by.min_p, by.top_k, by.seed))
+        });
+        Some(GraphDecoder {
+            generator,
+            machine,
+            operations,
+            pool,
+            state,
+            draws,
+            last: None,
+            logits: None,
+            is_recordable: false,
+            graph: None,
+        })
+    }
+
+    /// Tokens that a sequence has room for.
+    pub fn room(&self) -> usize {
+        self.state.batch().room()
+    }
+
+    /// Sets what each sequence reads next.
+    pub fn set(&self, reads: &[Reads]) {
+        let of = |get: fn(&Reads) -> u32| reads.iter().map(get).collect::<Vec<u32>>();
+        let (ids, positions) = (of(|reads| reads.token), of(|reads| reads.position));
+        self.operations.set_decode_batch(self.state.batch(), &ids, &positions);
+        if let Some((draws, _)) = &self.draws {
+            self.operations.set_draws(draws, &of(|reads| reads.text), &of(|reads| reads.drawn));
+        }
+    }
+
+    /// Replaces the tokens that were taken.
+    pub fn set_ids(&self, ids: &[u32]) {
+        self.operations.write(self.state.batch().ids(), ids);
+    }
+
+    /// Reads a token of each sequence and takes the likeliest next one, or draws one, which is what it reads next:
+    /// those. Where it has to be drawn from the [logits](GraphDecoder::logits), it is [`TOO_FLAT`](qkv_cuda::operations::TOO_FLAT).
+    ///
+    /// # Errors
+    /// Where the model computes NaN, or the device fails.
+    pub fn step(&mut self) -> Result<Vec<u32>> {
+        let operations = self.operations;
+        match &self.graph {
+            Some(graph) => operations.launch_graph(graph),
+            None => self.step_or_record()?,
+        }
+        let ids = operations.read_scalars::<u32>(self.state.batch().ids());
+        self.machine.check()?;
+        match ids.contains(&NO_TOKEN) {
+            true => Err(finite::refusal(&self.generator.parameters)),
+            false => Ok(ids),
+        }
+    }
+
+    /// A step, recorded if the one before copied nothing from the host: the first compiles what it needs and may copy
+    /// weights, and those that another device holds are copied in every step.
+    fn step_or_record(&mut self) -> Result<()> {
+        let operations = self.operations;
+        if self.is_recordable
+            && let Some((graph, logits)) = operations.record(|| self.compute())
+        {
+            self.logits = Some(logits?);
+            operations.launch_graph(&graph);
+            self.graph = Some(graph);
+            return Ok(());
+        }
+        let before = operations.bytes_written();
+        self.logits = Some(self.compute()?);
+        self.is_recordable = operations.bytes_written() == before;
+        Ok(())
+    }
+
+    fn compute(&mut self) -> Result<Array> {
+        let gpt = self.generator.model.gpt().expect("checked when it was made");
+        let mut tape = Tape::inference(&self.generator.parameters, self.pool, self.machine);
+        let hidden = gpt.step_counted(&mut tape, &mut self.state)?; // [B, 1, C]
+        let logits = tape.linear(&hidden, gpt.output(), None, Activation::None, 0.0); // [B, 1, V]
+        Ok(match &self.draws {
+            Some((draws, drawing)) => tape.draw_tokens(&logits, self.state.batch(), draws, *drawing),
+            None => tape.take_likeliest(&logits, self.state.batch()),
+        })
+    }
+
+    /// The logits of a sequence in the last step, `[V]`.
+    pub fn logits(&self, sequence: usize) -> Vec<f32> {
+        let Some(logits) = &self.logits else { return Vec::new() };
+        let each = logits.len() / self.state.batch().len();
+        self.operations.read(&logits.slice(sequence * each..(sequence + 1) * each))
+    }
+}
+
+/// What a sequence reads next.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Reads {
+    pub token: u32,
+    pub position: u32,
+    /// Which text it is, and how many tokens of it are drawn: these select random numbers.
+    pub text: u32,
+    pub drawn: u32,
+}

@@ -1,0 +1,122 @@
+//! What a device reads of logits is what the CPU reads of them.
+
+use qkv_cuda::operations::{Drawing, MOST_HIGHEST, NO_TOKEN, Operations, TOO_FLAT};
+use qkv_cuda::{Cuda, Dtype};
+use qkv_nn::{Machine, Parameters, Pool, Tape, Tensor};
+use qkv_simd::logits::survey;
+use qkv_simd::{Isa, philox};
+
+/// In bf16, where many logits are equal, and in f32.
+fn devices() -> Vec<Operations> {
+    let on = |cuda: qkv_cuda::Result<Cuda>, dtype| {
+        let operations = cuda.and_then(|cuda| cuda.operations(dtype));
+        operations.map_err(|error| println!("skipped: {error}")).ok()
+    };
+    let dtypes = [Dtype::F32, Dtype::Bf16];
+    dtypes.into_iter().flat_map(|dtype| [on(Cuda::emulated(), dtype), on(Cuda::new(0), dtype)]).flatten().collect()
+}
+
+/// Logits that are exact in bf16.
+fn logits(classes: usize, seed: usize, levels: usize) -> Vec<f32> {
+    (0..classes)
+        .map(|x| ((x + 13 * seed).wrapping_mul(2_654_435_761) >> 9) % levels)
+        .map(|x| x as f32 / 8.0 - 9.0)
+        .collect()
+}
+
+#[test]
+fn a_survey_on_a_device_is_that_of_the_cpu() {
+    for operations in devices() {
+        let machine = Machine::new(1).on_cuda(operations);
+        // One, a few, more than threads, and so many equal ones that they are not collected; all of them highest.
+        for (classes, levels) in [(1, 9), (7, 3), (1000, 200), (5003, 250), (9000, 2), (3000, 1)] {
+            for most in [1, 10, MOST_HIGHEST] {
+                let rows: Vec<Vec<f32>> = (0..3).map(|seed| logits(classes, seed, levels)).collect();
+                let (parameters, pool) = (Parameters::<f32>::new(), Pool::new());
+                let tape = Tape::inference(&parameters, &pool, &machine);
+                let found = tape.survey(&tape.constant(Tensor::new(rows.concat(), &[3, 1, classes])), most).unwrap();
+                for (found, row) in found.iter().zip(&rows) {
+                    let expected = survey(Isa::best(), row, most);
+                    assert_eq!(found.best, expected.best, "{most} of {classes} with {levels} levels");
+                    let off = (found.log_sum_exp - expected.log_sum_exp).abs();
+                    assert!(found.is_finite && off < 2e-6 * (9.0 + expected.log_sum_exp.abs()), "{off}");
+                }
+            }
+        }
+        let mut row = logits(3000, 1, 100);
+        row[2500] = f32::NAN;
+        let (parameters, pool) = (Parameters::<f32>::new(), Pool::new());
+        let tape = Tape::inference(&parameters, &pool, &machine);
+        let found = tape.survey(&tape.constant(Tensor::new(row, &[1, 3000])), 5).unwrap();
+        assert!(!found[0].is_finite && found[0].best.is_empty());
+        assert!(tape.survey(&tape.constant(Tensor::new(vec![0.0; 4], &[1, 4])), MOST_HIGHEST + 1).is_none());
+    }
+}
+
+/// The token that a random number in [0, 1] draws, by sorting all of them.
+fn drawn(row: &[f32], (top_k, top_p, min_p): (usize, f64, f64), temperature: f64, share: f64) -> u32 {
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    // In the order of the vocabulary where nothing is cut off.
+    if top_k > 0 || top_p < 1.0 || min_p > 0.0 {
+        order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+    }
+    let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weight = |at: usize| (f64::from(row[at] - highest) / temperature).exp();
+    let sum = |order: &[usize]| order.iter().map(|&at| weight(at)).sum::<f64>();
+    order.truncate(if top_k > 0 { top_k } else { row.len() });
+    let total = sum(&order);
+    let enough = (0..order.len()).find(|&at| sum(&order[..=at]) >= top_p * total);
+    order.truncate(enough.map_or(order.len(), |at| at + 1));
+    order.retain(|&at| weight(at) >= min_p);
+    let reached = (0..order.len()).find(|&at| sum(&order[..=at]) >= share * sum(&order));
+    order[reached.unwrap_or(order.len() - 1)] as u32
+}
+
+#[test]
+fn tokens_are_drawn_as_the_definition_says() {
+    for operations in devices() {
+        let (rows, classes, room) = (6, 300, 100);
+        let row: Vec<f32> = (0..classes).map(|x| (x * 7 % 250) as f32 / 64.0).collect();
+        let (parameters, pool) = (Parameters::<f32>::new(), Pool::new());
+        let machine = Machine::new(1).on_cuda(operations.clone());
+        let mut tape = Tape::inference(&parameters, &pool, &machine);
+        let logits = tape.constant(Tensor::new(row.repeat(rows), &[rows, 1, classes]));
+        for cuts in [(0, 1.0, 0.0), (9, 1.0, 0.0), (0, 0.5, 0.0), (0, 1.0, 0.6), (30, 0.9, 0.3), (400, 0.8, 0.0)] {
+            let (batch, draws) = (operations.decode_batch(rows, room), operations.draws(rows));
+            let texts: Vec<u32> = (0..rows as u32).map(|row| 3 + 5 * row).collect();
+            operations.set_draws(&draws, &texts, &vec![2; rows]);
+            for step in 2..5 {
+                tape.draw_tokens(&logits, &batch, &draws, Drawing::new(0.8, cuts.1, cuts.2, cuts.0, 3));
+                let ids = operations.read_scalars::<u32>(batch.ids());
+                for (&text, id) in texts.iter().zip(ids) {
+                    let [word, ..] = philox::block([text, 0, step, 0x7361_6d70], 3);
+                    let share = (f64::from(word) + 0.5) / 4_294_967_296.0;
+                    assert_eq!(id, drawn(&row, cuts, 0.8, share), "{cuts:?}, text {text}, step {step}");
+                }
+            }
+            assert_eq!(operations.read_scalars::<u32>(batch.positions()), vec![3; rows]);
+        }
+    }
+}
+
+#[test]
+fn a_row_that_a_device_cannot_draw_from_is_left_to_the_host() {
+    for operations in devices() {
+        // More than are looked for, also where top-k asks for them.
+        let classes = 4 * MOST_HIGHEST;
+        let mut rows = vec![0.0; 3 * classes];
+        rows[2 * classes - 1] = 40.0;
+        rows[2 * classes] = f32::INFINITY;
+        let (parameters, pool) = (Parameters::<f32>::new(), Pool::new());
+        let machine = Machine::new(1).on_cuda(operations.clone());
+        let mut tape = Tape::inference(&parameters, &pool, &machine);
+        let logits = tape.constant(Tensor::new(rows, &[3, 1, classes]));
+        let (batch, draws) = (operations.decode_batch(3, 8), operations.draws(3));
+        tape.draw_tokens(&logits, &batch, &draws, Drawing::new(1.0, 0.9, 0.0, 0, 3));
+        let ids = operations.read_scalars::<u32>(batch.ids());
+        assert_eq!(ids, [TOO_FLAT, classes as u32 - 1, NO_TOKEN]);
+        tape.draw_tokens(&logits, &batch, &draws, Drawing::new(1.0, 0.5, 0.0, MOST_HIGHEST + 1, 3));
+        let ids = operations.read_scalars::<u32>(batch.ids());
+        assert_eq!(ids, [TOO_FLAT, TOO_FLAT, NO_TOKEN]);
+    }
+}
