@@ -44,7 +44,7 @@ pub use graph::Graph;
 pub use images::ImageWindows;
 pub use launch::DropoutKey;
 pub use layers::{Activation, Factor, Gate};
-pub use logits::{Drawing, Draws, MOST_HIGHEST, TOO_FLAT};
+pub use logits::{Drawing, Draws, MOST_HIGHEST};
 pub use rows::RowSums;
 pub use training::{OptimizerTable, ParameterArrays, StepFactors, logits_stride};
 

@@ -371,6 +371,7 @@ const OPERATIONS: &[&str] = &[
     "scatter_same",
     "copy_columns",
     "append_at",
+    "reorder_rows",
     "next_token",
     "survey_logits",
     "draw_token",

@@ -16,7 +16,6 @@ use crate::search::{Sampling, draw, forbid_repeats, penalize};
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Model, Result, finite};
 use graph_decoder::{GraphDecoder, Reads};
-use qkv_cuda::operations::TOO_FLAT;
 use qkv_nn::{Activation, Machine, Parameters, Pool, Tape, Tensor, Usage};
 use qkv_simd::logits::top;
 use serde_json::{Value, json};
@@ -328,16 +327,10 @@ impl<'g> Context<'g> {
     fn next(&mut self, tokens: &[u32], prompt: usize, settings: &Generation) -> Result<Option<u32>> {
         let (generator, machine) = (self.generator, self.machine);
         let mut scores = match self.graph(tokens, prompt, settings) {
+            Some(graph) if settings.is_by_logits_alone() => return Ok(graph.step()?.first().copied()),
             Some(graph) => {
-                // What the device chose is what was taken, unless it was chosen here.
-                if graph.last != tokens.last().copied() {
-                    graph.set_ids(&tokens[tokens.len() - 1..]);
-                }
-                let chosen = graph.step()?.first().copied();
-                graph.last = chosen;
-                if settings.is_by_logits_alone() && chosen != Some(TOO_FLAT) {
-                    return Ok(chosen);
-                }
+                graph.set_ids(&tokens[tokens.len() - 1..]);
+                graph.step()?;
                 graph.logits(0)
             }
             None => self.scores(tokens)?,
@@ -361,7 +354,6 @@ impl<'g> Context<'g> {
                         text: settings.first_draw(),
                         drawn: (tokens.len() - prompt) as u32,
                     }]);
-                    graph.last = tokens.last().copied();
                     self.graph = Some(graph);
                 }
                 None => self.state = Some(state),

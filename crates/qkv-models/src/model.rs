@@ -244,6 +244,14 @@ impl Model {
         loss
     }
 
+    /// Its Transformer, if it is one with a decoder that attends to a memory.
+    pub(crate) fn transformer(&self) -> Option<&Transformer> {
+        match &self.built {
+            Built::Transformer(model) => Some(model),
+            Built::Recurrent(_) | Built::Gpt(_) => None,
+        }
+    }
+
     fn output(&self) -> qkv_nn::Param {
         match &self.built {
             Built::Transformer(model) => model.output(),

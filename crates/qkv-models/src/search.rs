@@ -1,6 +1,8 @@
-//! Beam search and sampling over many sources at once: batching here, the search in `beam`, logits in `scores`.
+//! Beam search and sampling over many sources at once: batching here, the search in `beam`, its steps on a device in
+//! `beam_graph`, logits in `scores`.
 
 mod beam;
+mod beam_graph;
 mod scores;
 
 pub(crate) use scores::{draw, forbid_repeats, penalize};
@@ -211,10 +213,10 @@ impl Search {
             .with_hint("split it into sentences"));
         }
         // As many as keep a core busy without overflowing its caches; fewer where that leaves a core without any. A GPU
-        // computes one batch while the host sees to the others.
+        // takes as many as it has memory for, one batch after the other.
         let tokens = self.beam * sources.iter().map(|source| source.len() + 1).sum::<usize>();
         let most = match machine.cuda() {
-            Some(_) => (tokens / BATCHES_ON_GPU).clamp(MAX_BATCH_TOKENS, MAX_BATCH_TOKENS_ON_GPU),
+            Some(_) => MAX_BATCH_TOKENS_ON_GPU,
             None => (tokens / (4 * machine.threads())).clamp(MIN_BATCH_TOKENS, MAX_BATCH_TOKENS),
         };
         let mut batches = Vec::new();
@@ -240,7 +242,7 @@ impl Search {
             beam::search(self, model, parameters, &mut tape, &Rows::new(&rows, specials.pad), batch)
         };
         // Batches for all cores: each takes whole ones, the longest first, instead of sharing every product.
-        let alone = batches.len() < 2 * machine.threads() && machine.cuda().is_none();
+        let alone = batches.len() < 2 * machine.threads() || machine.cuda().is_some();
         let results: Result<Vec<_>> = if alone {
             batches.iter().map(|batch| search(batch, machine)).collect()
         } else {
@@ -263,6 +265,5 @@ impl Search {
 /// Source tokens × beams per batch: at least, and at most.
 const MIN_BATCH_TOKENS: usize = 384;
 const MAX_BATCH_TOKENS: usize = 1536;
-/// On a GPU at most, and how many batches there are if that allows it.
+/// On a GPU at most.
 const MAX_BATCH_TOKENS_ON_GPU: usize = 1 << 16;
-const BATCHES_ON_GPU: usize = 4;

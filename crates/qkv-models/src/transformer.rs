@@ -4,6 +4,7 @@
 use crate::Result;
 use crate::batch::Rows;
 use qkv::{Attention, Dropout, Mask, Select};
+use qkv_cuda::operations::{Array, DecodeBatch, Kind};
 use qkv_nn::layers::{
     AttentionConfig, Block, BlockConfig, Builder, Embedding, FeedKind, KvCache, Linear, Norm, NormKind, NormPlace,
     PositionKind,
@@ -123,6 +124,9 @@ pub struct Transformer {
     decoder_norm: Option<Norm>,
     dropout: f64,
 }
+
+/// Tokens of a beam are given room in multiples of this.
+const ROOM_STEP: usize = 16;
 
 /// State of decoding: caches of keys and values per layer.
 #[derive(Clone, Debug)]
@@ -329,6 +333,68 @@ impl Transformer {
             Some(norm) => norm.forward(tape, &x),
             None => x,
         })
+    }
+}
+
+/// State of a search on a device: the beams of each source follow each other, share its memory, and stand at positions
+/// that the device counts.
+#[derive(Clone, Debug)]
+pub(crate) struct CountedBeams<T: Float> {
+    pub batch: DecodeBatch,
+    /// The sequence that each goes on from, u32.
+    pub parents: Array,
+    /// Of each source.
+    beams: usize,
+    caches: Vec<[Option<KvCache<T>>; 2]>,
+    lengths: Option<Vec<usize>>,
+}
+
+impl Transformer {
+    /// State before the first step of a search with this many beams of at most `tokens` tokens; `None` where a device
+    /// cannot do all of it.
+    pub(crate) fn start_counted<T: Float>(
+        &self,
+        tape: &mut Tape<'_, T>,
+        memory: &Var<T>,
+        source: &Rows,
+        [beams, tokens]: [usize; 2],
+    ) -> Result<Option<CountedBeams<T>>> {
+        let Some(operations) = tape.machine().cuda().cloned() else { return Ok(None) };
+        if !self.decoder.iter().all(Block::shares_memory_on_gpu) {
+            return Ok(None);
+        }
+        let (sources, room) = (memory.shape()[0], tokens.next_multiple_of(ROOM_STEP).min(self.max_len()));
+        let batch = operations.decode_batch(sources * beams, room);
+        let zeros = vec![0; sources * beams];
+        operations.set_decode_batch(&batch, &zeros, &zeros);
+        let parents = operations.zeros(Kind::U32, sources * beams, "beams");
+        let lengths = source.ragged().map(<[_]>::to_vec);
+        let caches = self.decoder.iter().map(|block| {
+            let [_, mut of_memory] = block.caches(tape, sources, Some(memory))?;
+            of_memory.iter_mut().for_each(|cache| cache.keep_lengths(lengths.as_deref()));
+            Ok([Some(block.counted_cache(&operations, &batch)), of_memory])
+        });
+        let caches = caches.collect::<qkv::Result<_>>()?;
+        Ok(Some(CountedBeams { batch, parents, beams, caches, lengths }))
+    }
+
+    /// Hidden states after one more token of each beam, `[B, 1, C]`, from the caches of their parents: the same launches
+    /// for every token.
+    ///
+    /// # Errors
+    /// What `qkv` refuses.
+    pub(crate) fn step_counted<T: Float>(&self, tape: &mut Tape<'_, T>, state: &mut CountedBeams<T>) -> Result<Var<T>> {
+        let CountedBeams { batch, parents, beams, caches, lengths } = state;
+        // One beam can only go on from itself.
+        if *beams > 1 {
+            tape.reorder(caches.iter().filter_map(|[own, _]| own.as_ref()), parents, batch);
+        }
+        let x = self.target.forward_counted(tape, batch);
+        let mut x = normalized(tape, self.decoder_embedding_norm, x);
+        for (block, caches) in self.decoder.iter().zip(caches) {
+            x = block.step(tape, x, caches, lengths.as_deref(), None)?;
+        }
+        Ok(normalized(tape, self.decoder_norm, x))
     }
 }
 

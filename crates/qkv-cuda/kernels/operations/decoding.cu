@@ -34,6 +34,21 @@ extern "C" __global__ void append_at(T* q, const T* k, const T* v, T* keys, T* v
     }
 }
 
+// Sequences go on from others: the first positions[s] rows of sequence s of a cache [sequences, room, width] become
+// those of parents[s], by way of `scratch`, which has its shape: there, and `back`. What stays in its place is not copied.
+extern "C" __global__ void reorder_rows(T* cache, T* scratch, const u32* parents, const u32* positions, u32 sequences,
+                                        u32 room, int width, int back) {
+    FOR_EIGHTS(sequences * room, width) {
+        u32 sequence = row / room, position = row % room, parent = parents[sequence];
+        if (parent == sequence || position >= positions[sequence]) continue;
+        const T* from = back ? scratch + u64(row) * width : cache + (u64(parent) * room + position) * width;
+        T* to = (back ? cache : scratch) + u64(row) * width;
+        float x[EIGHT];
+        load_eight(from, col, width, x);
+        store_eight(to, col, width, x);
+    }
+}
+
 // The sequence of this block stands one position further, and not beyond its room.
 __device__ __forceinline__ void advance(u32* positions, long long* places, int* lengths, u32 room) {
     u32 position = positions[blockIdx.x] + 1 < room ? positions[blockIdx.x] + 1 : room - 1;

@@ -6,7 +6,7 @@
 // Logits that are kept on the way there.
 #define MOST_COLLECTED 2048
 
-// Instead of a drawn token, where NONE is one that is not finite: the highest logits are too small a part of all.
+// Instead of a drawn token: the highest logits are too small a part of all.
 #define TOO_FLAT 0xfffffffeu
 
 struct RowOfLogits {
@@ -120,8 +120,9 @@ __device__ __forceinline__ RowOfLogits survey_row(const T* row, int classes, int
 }
 
 // Of the logits [rows, classes], for each row: how many were found, or NONE where one is not finite; ln Σ eˣ; then class
-// and logit of the `count` highest, best first.
-extern "C" __global__ void survey_logits(const T* logits, u32* surveys, int classes, int count) {
+// and logit of the `count` highest, best first. Where there are positions, those of sequences, each stands one further.
+extern "C" __global__ void survey_logits(const T* logits, u32* surveys, u32* positions, long long* places, int* lengths,
+                                         int classes, int count, u32 room) {
     __shared__ HighestLogits found;
     const T* row = logits + u64(blockIdx.x) * classes;
     RowOfLogits survey = survey_row(row, classes, count, 1.0f, found);
@@ -129,6 +130,7 @@ extern "C" __global__ void survey_logits(const T* logits, u32* surveys, int clas
     if (threadIdx.x == 0) {
         out[0] = survey.is_finite ? u32(survey.count) : NONE;
         out[1] = __float_as_uint(survey.highest + logf(survey.sum));
+        if (positions) advance(positions, places, lengths, room);
     }
     for (int at = threadIdx.x; at < survey.count; at += blockDim.x) {
         out[2 + 2 * at] = class_of(found.sorted[at]);
@@ -207,9 +209,101 @@ __device__ __forceinline__ u32 draw_from_highest(const RowOfLogits& survey, cons
     return class_of(found.sorted[kept - 1]);
 }
 
-// Draws the next token of each sequence by its logits [rows, classes]: NONE where one is not finite, TOO_FLAT where the
-// host has to draw. A sequence stands one position further, and not beyond its room. Random numbers are the CPU's: those
-// of text `texts[row]` and its token `drawn[row]`, of which there is one more.
+// The first of the classes in order of their logits, as far as a level, and of those at the level some: all above it,
+// and `ties` at it.
+struct Prefix {
+    u32 level;
+    double ties;
+};
+
+// The sum over a block of f(logit, level of the logit) of each class.
+template <class F> __device__ __forceinline__ float sum_over(const T* row, int classes, F f) {
+    __shared__ float scratch[32];
+    float sum = 0.0f;
+    for (int col = threadIdx.x; col < classes; col += blockDim.x) {
+        float x = widen(row[col]);
+        sum += f(x, u32(key_of(x, 0) >> 32));
+    }
+    return block_sum(sum, scratch);
+}
+
+// The shortest prefix over which f, a positive function, has this sum.
+template <class F> __device__ __forceinline__ Prefix prefix_of(const T* row, int classes, double target, F f) {
+    u32 level = 0;
+    for (int bit = 31; bit >= 32 - 8 * int(sizeof(T)); bit--) {
+        u32 higher = level | 1u << bit;
+        float sum = sum_over(row, classes, [&](float x, u32 at) { return at >= higher ? f(x, at) : 0.0f; });
+        if (sum >= target) level = higher;
+    }
+    float above = sum_over(row, classes, [&](float x, u32 at) { return at > level ? f(x, at) : 0.0f; });
+    float each = f(logit_of(u64(level) << 32), level);
+    return Prefix{level, ceil((target - above) / each)};
+}
+
+// The class of the n-th logit at a level, counted from 1; of the last one where there are fewer.
+__device__ __forceinline__ u32 class_at_level(const T* row, int classes, u32 level, double n) {
+    __shared__ u32 before[1024];
+    int each = (classes + int(blockDim.x) - 1) / int(blockDim.x);
+    int first = threadIdx.x * each, end = first + each < classes ? first + each : classes;
+    u32 mine = 0;
+    for (int col = first; col < end; col++) mine += u32(key_of(widen(row[col]), 0) >> 32) == level;
+    before[threadIdx.x] = mine;
+    __syncthreads();
+    if (threadIdx.x > 0) return 0;
+    double left = n < 1.0 ? 1.0 : n;
+    u32 thread = 0, last = 0;
+    for (u32 at = 0; at < blockDim.x; at++) {
+        if (before[at] == 0) continue;
+        last = at;
+        thread = at;
+        if (left <= before[at]) break;
+        left -= before[at];
+        thread = NONE;
+    }
+    u32 found = 0;
+    for (int col = (thread == NONE ? last : thread) * each; col < classes; col++) {
+        if (u32(key_of(widen(row[col]), 0) >> 32) != level) continue;
+        found = col;
+        left -= 1.0;
+        if (left < 0.5 && thread != NONE) break;
+    }
+    return found;
+}
+
+// Draws as `draw_from_highest` where too many classes may be drawn to sort them: levels are found by bisection.
+__device__ __forceinline__ u32 draw_by_levels(const T* row, int classes, const RowOfLogits& survey,
+                                              const Drawing& drawing, double share) {
+    float highest = survey.highest, by = float(drawing.by_temperature);
+    auto weight = [&](float x, u32) { return __expf((x - highest) * by); };
+    Prefix kept = {0, double(classes)};
+    double total = survey.sum;
+    if (drawing.top_k > 0 && drawing.top_k < u32(classes)) {
+        kept = prefix_of(row, classes, drawing.top_k, [](float, u32) { return 1.0f; });
+        total = kept.ties * weight(logit_of(u64(kept.level) << 32), 0) +
+                sum_over(row, classes, [&](float x, u32 at) { return at > kept.level ? weight(x, at) : 0.0f; });
+    }
+    if (drawing.top_p < 1.0) {
+        Prefix likely = prefix_of(row, classes, drawing.top_p * total, weight);
+        bool is_shorter = likely.level > kept.level || (likely.level == kept.level && likely.ties < kept.ties);
+        if (is_shorter) kept = likely;
+    }
+    float least = float(drawing.min_p);
+    auto above = [&](float x, u32 at) {
+        float w = weight(x, at);
+        return at > kept.level && w >= least ? w : 0.0f;
+    };
+    float at_level = kept.level > 0 ? weight(logit_of(u64(kept.level) << 32), 0) : 0.0f;
+    double of_ties = at_level >= least ? kept.ties * at_level : 0.0;
+    float sum = sum_over(row, classes, above);
+    double target = share * (sum + of_ties);
+    if (target > sum && of_ties > 0.0) return class_at_level(row, classes, kept.level, ceil((target - sum) / at_level));
+    Prefix drawn = prefix_of(row, classes, target, above);
+    return class_at_level(row, classes, drawn.level, drawn.ties);
+}
+
+// Draws the next token of each sequence by its logits [rows, classes]: NONE where one is not finite. A sequence stands
+// one position further, and not beyond its room. Random numbers are the CPU's: those of text `texts[row]` and its token
+// `drawn[row]`, of which there is one more.
 extern "C" __global__ void draw_token(const T* logits, u32* ids, u32* positions, long long* places, int* lengths,
                                       const u32* texts, u32* drawn, int classes, u32 room, Drawing drawing) {
     __shared__ HighestLogits found;
@@ -223,13 +317,14 @@ extern "C" __global__ void draw_token(const T* logits, u32* ids, u32* positions,
     philox(words, drawing.seed);
     double share = (double(words[0]) + 0.5) / 4294967296.0;
     u32 token = 0;
-    if (from_all) {
+    if (survey.is_finite && from_all) {
         token = draw_from_all(row, classes, survey.highest, drawing.by_temperature, share);
-    } else {
+    } else if (survey.is_finite) {
         for (int at = threadIdx.x; at < survey.count; at += blockDim.x)
             weights[at] = exp((logit_of(found.sorted[at]) - survey.highest) * drawing.by_temperature);
         __syncthreads();
         if (threadIdx.x == 0) token = draw_from_highest(survey, found, weights, drawing, classes, share);
+        if (__syncthreads_or(token == TOO_FLAT)) token = draw_by_levels(row, classes, survey, drawing, share);
     }
     if (threadIdx.x > 0) return;
     ids[blockIdx.x] = survey.is_finite ? token : NONE;

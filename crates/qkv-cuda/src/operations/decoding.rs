@@ -125,6 +125,31 @@ impl Operations {
         unsafe { self.launch("append_at", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
     }
 
+    /// Lets sequences go on from others, `parents [B]`, as beam search does: what is before their positions in caches
+    /// `[B, room, width]` becomes that of their parents.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn reorder<'a>(&self, caches: impl Iterator<Item = &'a Array>, parents: &Array, batch: &DecodeBatch) {
+        let (kind, sequences, room) = (self.activation_kind(), batch.len(), batch.room);
+        let mut scratch: Option<Array> = None;
+        for cache in caches {
+            let width = cache.len() / (sequences * room).max(1);
+            let scratch = match &scratch {
+                Some(scratch) if scratch.len() >= cache.len() => scratch,
+                _ => scratch.insert(self.activations(cache.len())),
+            };
+            let pointers = [cache.expect(kind, 0), scratch.ptr(), parents.expect(Kind::U32, sequences)];
+            let grid = [self.blocks_of_eights(sequences * room, width), 1];
+            for back in [0, 1] {
+                let pointers = [&pointers[..], &[batch.positions.ptr()]].concat().into_iter().map(Ptr);
+                let arguments: Vec<Argument> = pointers.chain([sequences, room, width, back].map(count)).collect();
+                // SAFETY: `reorder_rows(T* × 2, const u32* × 2, u32 × 2, int × 2)`; parents are sequences.
+                unsafe { self.launch("reorder_rows", grid, &arguments) };
+            }
+        }
+    }
+
     /// Takes the likeliest token of each sequence, by logits `[B, V]`, as the one that it reads next, one position
     /// further; [`NO_TOKEN`] where a logit is not finite.
     ///

@@ -9,9 +9,6 @@ use qkv_simd::logits::Survey;
 /// The most logits that [`Operations::survey`] finds of a row.
 pub const MOST_HIGHEST: usize = 256;
 
-/// What [`Operations::draw_token`] leaves where tokens beyond the [`MOST_HIGHEST`] likeliest might be drawn.
-pub const TOO_FLAT: u32 = u32::MAX - 1;
-
 /// How tokens are drawn: by `exp(logit / temperature)`, of the `top_k` likeliest (0: of all), of these of the likeliest
 /// that together have a share of `top_p`, and of these of those at least `min_p` times as likely as the likeliest.
 #[derive(Clone, Copy, Debug)]
@@ -48,22 +45,39 @@ impl Operations {
     /// # Panics
     /// Where the array is too short, or a row is empty.
     pub fn survey(&self, logits: &Array, rows: usize, most: usize) -> Vec<Survey> {
+        self.read_surveys(&self.begin_survey(logits, rows, most, None), rows)
+    }
+
+    /// The same without waiting: surveys in device memory, to be [read](Operations::read_surveys). The rows are those of
+    /// sequences, if these are given, which then stand one position further.
+    ///
+    /// # Panics
+    /// As [`survey`](Operations::survey).
+    pub fn begin_survey(&self, logits: &Array, rows: usize, most: usize, of: Option<&DecodeBatch>) -> Array {
         let (classes, most) = (logits.len() / rows.max(1), most.min(MOST_HIGHEST));
         assert!(classes > 0 || rows == 0, "rows of no logits");
-        let width = 2 + 2 * most;
-        let found = self.empty(Kind::U32, rows * width, "the highest logits");
-        let pointers = [logits.expect(self.activation_kind(), rows * classes), found.ptr()];
-        let arguments = [&pointers.map(Ptr)[..], &[count(classes), count(most)]].concat();
-        // SAFETY: `survey_logits(const T*, u32*, int, int)`, a block a row.
-        unsafe { self.launch("survey_logits", [rows, 1], &arguments) };
+        assert!(of.is_none_or(|batch| batch.len() == rows), "a row for each sequence");
+        let found = self.empty(Kind::U32, rows * (2 + 2 * most), "the highest logits");
+        let counted = of.map_or([0; 3], |of| [of.positions(), of.places(), of.lengths()].map(Array::ptr));
+        let logits = logits.expect(self.activation_kind(), rows * classes);
+        let pointers = [&[logits, found.ptr()][..], &counted].concat().into_iter().map(Ptr);
+        let numbers = [classes, most, of.map_or(0, DecodeBatch::room)].map(count);
+        // SAFETY: `survey_logits(const T*, u32* × 2, i64*, i32*, int × 2, u32)`, a block a row.
+        unsafe { self.launch("survey_logits", [rows, 1], &pointers.chain(numbers).collect::<Vec<_>>()) };
+        found
+    }
+
+    /// Surveys of this many rows, after all work.
+    pub fn read_surveys(&self, found: &Array, rows: usize) -> Vec<Survey> {
         let of_row = |words: &[u32]| {
-            let is_finite = words[0] as usize <= most;
+            let is_finite = words[0] != super::NO_TOKEN;
             let (pairs, _) = words[2..].as_chunks::<2>();
             let best = pairs.iter().take(if is_finite { words[0] as usize } else { 0 });
             let best = best.map(|&[class, logit]| (class, f32::from_bits(logit))).collect();
             Survey { is_finite, log_sum_exp: f32::from_bits(words[1]), best }
         };
-        self.read_scalars::<u32>(&found).chunks_exact(width).map(of_row).collect()
+        let width = (found.len() / rows.max(1)).max(2);
+        self.read_scalars::<u32>(found).chunks_exact(width).map(of_row).collect()
     }
 
     /// The draws of this many sequences.
@@ -82,7 +96,7 @@ impl Operations {
     }
 
     /// Draws a token of each sequence, by logits `[B, V]`, as the one that it reads next, one position further;
-    /// [`NO_TOKEN`](super::NO_TOKEN) where a logit is not finite, and [`TOO_FLAT`] where the host has to draw.
+    /// [`NO_TOKEN`](super::NO_TOKEN) where a logit is not finite.
     ///
     /// # Panics
     /// Where an array is too short.

@@ -19,8 +19,6 @@ pub(super) struct GraphDecoder<'a> {
     pub state: CountedState<f32>,
     /// How the device draws tokens; it takes the likeliest ones otherwise.
     pub draws: Option<(Draws, Drawing)>,
-    /// What the first sequence reads next, where there is one.
-    pub last: Option<u32>,
     /// Of the last step, `[B, V]`.
     logits: Option<Array>,
     /// Whether the last step copied nothing from the host.
@@ -53,7 +51,6 @@ impl<'a> GraphDecoder<'a> {
             pool,
             state,
             draws,
-            last: None,
             logits: None,
             is_recordable: false,
             graph: None,
@@ -81,7 +78,7 @@ impl<'a> GraphDecoder<'a> {
     }
 
     /// Reads a token of each sequence and takes the likeliest next one, or draws one, which is what it reads next:
-    /// those. Where it has to be drawn from the [logits](GraphDecoder::logits), it is [`TOO_FLAT`](qkv_cuda::operations::TOO_FLAT).
+    /// those.
     ///
     /// # Errors
     /// Where the model computes NaN, or the device fails.

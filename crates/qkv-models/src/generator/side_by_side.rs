@@ -7,7 +7,6 @@ use super::{Finish, Generated, Generation, Generator, StreamDecoder};
 use crate::batch::Rows;
 use crate::gpt::GptState;
 use crate::{Result, finite};
-use qkv_cuda::operations::TOO_FLAT;
 use qkv_nn::{Activation, Machine, Pool, Tape, Usage};
 use qkv_simd::logits::top;
 use std::time::Instant;
@@ -317,7 +316,8 @@ impl<'g> Places<'g> {
     /// Generates a token of each text; returns those that end with it.
     fn step(&mut self) -> Result<Vec<(usize, Generated)>> {
         let mut tokens: Vec<Option<u32>> = self.decoder.step()?.into_iter().map(Some).collect();
-        if self.choose(&mut tokens) {
+        if !self.settings.is_greedy() && !self.decoder.draws() {
+            self.choose(&mut tokens);
             self.decoder.set_ids(&tokens.iter().map(|token| token.unwrap_or(0)).collect::<Vec<_>>());
         }
         let mut ended = Vec::new();
@@ -337,24 +337,13 @@ impl<'g> Places<'g> {
         Ok(ended)
     }
 
-    /// Chooses tokens by the logits of the last step, where the decoder did not; whether there are such.
-    fn choose(&self, tokens: &mut [Option<u32>]) -> bool {
-        let is_chosen = self.settings.is_greedy() || self.decoder.draws();
-        let mut any = false;
+    /// Chooses tokens by the logits of the last step.
+    fn choose(&self, tokens: &mut [Option<u32>]) {
         for (place, (text, token)) in self.texts.iter().zip(tokens).enumerate() {
-            if is_chosen && *token != Some(TOO_FLAT) {
-                continue;
-            }
-            any = true;
-            // An empty place reads anything.
-            let Some(text) = text else {
-                *token = None;
-                continue;
-            };
+            let Some(text) = text else { continue };
             let (settings, mut scores) = (&self.settings.of_text(text.number), self.decoder.logits(place));
             *token = self.generator.choose(&mut scores, &text.tokens, text.prompt, settings, self.decoder.machine());
         }
-        any
     }
 }
 

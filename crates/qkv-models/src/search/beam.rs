@@ -1,9 +1,10 @@
 //! Beam search and sampling over a batch of sources. Each source has `beam` prefixes that grow by a token per step;
 //! finished hypotheses are collected until there are enough of them.
 
+use super::beam_graph::BeamGraph;
 use super::scores::{draw, forbid_repeats, penalize};
 use super::{Hypothesis, Search};
-use crate::batch::Rows;
+use crate::batch::{Rows, SpecialTokens};
 use crate::model::{Model, State};
 use crate::{Result, finite};
 use qkv_nn::{Parameters, Tape, Tensor, Var};
@@ -19,14 +20,14 @@ struct Prefix {
 }
 
 /// A source with its prefixes and hypotheses.
-struct SourceBeams {
+pub(super) struct SourceBeams {
     /// Its index among all sources of the search.
     index: usize,
     /// Its row in the encoded batch.
     row: usize,
     prefixes: Vec<Prefix>,
     hypotheses: Vec<Hypothesis>,
-    max_len: usize,
+    pub max_len: usize,
 }
 
 /// A prefix extended by a token.
@@ -61,8 +62,6 @@ pub(super) fn search_memory(
     indices: &[usize],
 ) -> Result<Vec<Vec<Hypothesis>>> {
     let beam = search.beam;
-    let mut state = model.start(tape, &memory, source)?;
-    drop(memory);
     let limit = |length: usize| {
         let max_len = (length as f64 * search.length_ratio) as usize + search.length_extra;
         max_len.min(model.max_target_len(length + 1).saturating_sub(1)).max(1)
@@ -78,6 +77,11 @@ pub(super) fn search_memory(
             max_len: limit(source.lengths[row].saturating_sub(1)),
         })
         .collect();
+    if let Some(graph) = BeamGraph::new(search, model, tape, source, &memory, &sources)? {
+        return search_by_graph(search, parameters, tape, graph, sources, model.config().specials());
+    }
+    let mut state = model.start(tape, &memory, source)?;
+    drop(memory);
     let mut done: Vec<(usize, Vec<Hypothesis>)> = Vec::with_capacity(sources.len());
     let (vocab_size, eos) = (model.config().vocab_size, model.config().eos_token_id);
     // The prefixes of a source are all empty at first, and share a row.
@@ -118,8 +122,60 @@ pub(super) fn search_memory(
         }
         (sources, each) = (unfinished, beam);
     }
+    Ok(in_order(done))
+}
+
+/// The hypotheses of all sources, in the order of their rows.
+fn in_order(mut done: Vec<(usize, Vec<Hypothesis>)>) -> Vec<Vec<Hypothesis>> {
     done.sort_by_key(|&(row, _)| row);
-    Ok(done.into_iter().map(|(_, hypotheses)| hypotheses).collect())
+    done.into_iter().map(|(_, hypotheses)| hypotheses).collect()
+}
+
+/// The search where a device decodes all beams of all sources in every step. Those of a source that is done go on from
+/// themselves, and nobody reads what they write.
+fn search_by_graph(
+    search: &Search,
+    parameters: &Parameters<f32>,
+    tape: &mut Tape<'_, f32>,
+    mut graph: BeamGraph<'_>,
+    mut sources: Vec<SourceBeams>,
+    SpecialTokens { bos, eos, .. }: SpecialTokens,
+) -> Result<Vec<Vec<Hypothesis>>> {
+    let (beam, mut is_first) = (search.beam, true);
+    let mut done: Vec<(usize, Vec<Hypothesis>)> = Vec::with_capacity(sources.len());
+    let mut ids = vec![bos; sources.len() * beam];
+    let mut parents: Vec<u32> = (0..ids.len() as u32).collect();
+    while !sources.is_empty() {
+        let surveys = graph.step(tape, &ids, &parents)?;
+        // The prefixes of a source are all empty at first: one stands for all.
+        let each = if is_first { 1 } else { beam };
+        is_first = false;
+        let of_source = |mut beams: SourceBeams| {
+            let candidates = surveyed_candidates(search, &beams, &surveys[beams.row * beam..][..each])?;
+            let from = advance(search, &mut beams, &candidates, eos);
+            Some((beams, from))
+        };
+        let advanced: Option<Vec<_>> = match tape.machine().threads() {
+            1 => sources.into_iter().map(of_source).collect(),
+            _ => sources.into_par_iter().with_min_len(16).map(of_source).collect(),
+        };
+        let Some(advanced) = advanced else { return Err(finite::refusal(parameters)) };
+        sources = Vec::with_capacity(advanced.len());
+        for (beams, from) in advanced {
+            let first = beams.row * beam;
+            let Some(from) = from else {
+                parents[first..][..beam].iter_mut().zip(first..).for_each(|(parent, row)| *parent = row as u32);
+                done.push((beams.row, ranked(beams.hypotheses, beam)));
+                continue;
+            };
+            for (at, (prefix, parent)) in beams.prefixes.iter().zip(from).enumerate() {
+                ids[first + at] = prefix.tokens.last().copied().unwrap_or(bos);
+                parents[first + at] = (first + parent) as u32;
+            }
+            sources.push(beams);
+        }
+    }
+    Ok(in_order(done))
 }
 
 /// Logits of the next token of the first `each` prefixes of every source, `[sources × each, 1, V]`.

@@ -257,6 +257,12 @@ impl Block {
         self.self_attn.runs_on_gpu()
     }
 
+    /// Whether a GPU computes all of its attention and that to a memory does not see positions.
+    pub fn shares_memory_on_gpu(&self) -> bool {
+        let cross = self.cross.as_ref().is_none_or(|(cross, _)| cross.runs_on_gpu() && !cross.sees_positions());
+        self.runs_on_gpu() && cross
+    }
+
     /// A cache of self-attention for sequences whose positions a device counts.
     pub fn counted_cache<T: Float>(&self, operations: &Operations, batch: &DecodeBatch) -> KvCache<T> {
         self.self_attn.counted_cache(operations, batch)
@@ -295,8 +301,9 @@ impl Block {
         self.add(tape, x, self.last(), |tape, x| Ok(self.feed.inner(tape, x)))
     }
 
-    /// The same as [`step`](Block::step) with the two caches apart. All sequences attend to `memory` where it has one
-    /// sequence, which is then read once for all of them.
+    /// The same as [`step`](Block::step) with the two caches apart. Where `memory` has fewer sequences, as many that
+    /// follow each other attend to one of them, which is then read once for all: the beams of a search. Its attention
+    /// then does not see their positions.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -313,11 +320,12 @@ impl Block {
         let mut x = self.add(tape, x, self.own(), |tape, x| self.self_attn.step(tape, x, own, angles))?;
         if let (Some((cross, norm)), Some(memory)) = (&self.cross, memory) {
             let &[batch, new, width] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
-            let shared = memory.batch() == 1 && batch > 1 && lengths.is_none();
+            let shared = memory.batch() < batch && batch.is_multiple_of(memory.batch().max(1));
             x = self.add(tape, x, (norm, cross.output()), |tape, x| match shared {
                 true => {
-                    let together = x.clone().reshaped(&[1, batch * new, width]);
-                    let heads = cross.attend_cache(tape, &together, memory, None, 0)?;
+                    let memories = memory.batch().max(1);
+                    let together = x.clone().reshaped(&[memories, batch / memories * new, width]);
+                    let heads = cross.attend_cache(tape, &together, memory, lengths, 0)?;
                     let across = heads.value().width();
                     Ok(heads.reshaped(&[batch, new, across]))
                 }

@@ -43,6 +43,8 @@ struct DeviceRows {
     room: usize,
     /// Where the device counts the positions of sequences.
     batch: Option<DecodeBatch>,
+    /// The number of rows of each sequence, i32, where they are kept there.
+    lengths: Option<Array>,
 }
 
 /// Tokens for which a cache on a device has room at first.
@@ -71,7 +73,13 @@ impl<T: Float> KvCache<T> {
         let (sequences, room) = (batch.len(), batch.room());
         let zeros = |width| operations.zeros(operations.activation_kind(), sequences * room * width, "a cache");
         let arrays = widths.map(|width| zeros(heads.key * width));
-        let device = Some(DeviceRows { operations: operations.clone(), arrays, room, batch: Some(batch.clone()) });
+        let device = Some(DeviceRows {
+            operations: operations.clone(),
+            arrays,
+            room,
+            batch: Some(batch.clone()),
+            lengths: None,
+        });
         KvCache { device, ..KvCache::new(sequences, heads, widths) }
     }
 
@@ -177,7 +185,7 @@ impl<T: Float> KvCache<T> {
         self.length = self.check(k, v)?;
         if let Some(operations) = k.operations() {
             let (operations, arrays) = (operations.clone(), [k.array(operations), v.array(operations)]);
-            self.device = Some(DeviceRows { operations, arrays, room: self.length, batch: None });
+            self.device = Some(DeviceRows { operations, arrays, room: self.length, batch: None, lengths: None });
             return Ok(());
         }
         self.size = self.length.max(1);
@@ -186,6 +194,26 @@ impl<T: Float> KvCache<T> {
         self.room = 1;
         self.table = (0..self.batch as u32).collect();
         Ok(())
+    }
+
+    /// Keeps the lengths of a memory on the device that has it, so that attention to it copies nothing there: those of
+    /// its sequences, or all of it.
+    pub fn keep_lengths(&mut self, lengths: Option<&[usize]>) {
+        let (batch, length) = (self.batch, self.length);
+        if let Some(DeviceRows { operations, lengths: kept, .. }) = &mut self.device {
+            let of = |b: usize| lengths.map_or(length, |lengths| lengths[b].min(length)) as i32;
+            *kept = Some(operations.upload(Kind::U32, &(0..batch).map(of).collect::<Vec<_>>(), "lengths"));
+        }
+    }
+
+    /// The lengths that are kept on a device.
+    pub(crate) fn kept_lengths(&self) -> Option<&Array> {
+        self.device.as_ref()?.lengths.as_ref()
+    }
+
+    /// Keys and values of a [counted](KvCache::counted) cache.
+    pub(crate) fn counted_rows(&self) -> Option<&[Array; 2]> {
+        self.device.as_ref().filter(|rows| rows.batch.is_some()).map(|rows| &rows.arrays)
     }
 
     /// Copies new rows behind those of each sequence.
@@ -197,6 +225,7 @@ impl<T: Float> KvCache<T> {
             arrays: [0, 1].map(|_| operations.activations(0)),
             room: 0,
             batch: None,
+            lengths: None,
         });
         let room = if needed <= rows.room { rows.room } else { needed.max(2 * rows.room).max(FIRST_ROOM) };
         let mut at = 0;
@@ -215,7 +244,7 @@ impl<T: Float> KvCache<T> {
             operations.copy_columns((&fresh, new * width, 0), to, [batch, new * width], false);
             array
         });
-        self.device = Some(DeviceRows { operations: operations.clone(), arrays, room, batch: None });
+        self.device = Some(DeviceRows { operations: operations.clone(), arrays, room, batch: None, lengths: None });
         self.length = needed;
     }
 
@@ -260,7 +289,8 @@ impl<T: Float> KvCache<T> {
             return;
         }
         assert!(sequences.iter().all(|&b| b < self.batch), "a sequence beyond the {} there are", self.batch);
-        if let Some(DeviceRows { operations, arrays, room, .. }) = &mut self.device {
+        if let Some(DeviceRows { operations, arrays, room, lengths, .. }) = &mut self.device {
+            *lengths = None;
             let index: Vec<u32> = sequences.iter().map(|&b| b as u32).collect();
             let index = operations.upload(Kind::U32, &index, "numbers of sequences");
             for (array, width) in arrays.iter_mut().zip(self.widths) {

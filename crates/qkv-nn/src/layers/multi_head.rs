@@ -277,6 +277,12 @@ impl MultiHead {
         Cuda::supports(attention).is_ok() && attention.mask.lsh_buckets().is_none()
     }
 
+    /// Whether its attention depends on the positions of queries.
+    pub(super) fn sees_positions(&self) -> bool {
+        let attention = &self.config.attention;
+        attention.mask != qkv::Mask::full() || attention.bias != qkv::Bias::none() || attention.local.is_some()
+    }
+
     /// A cache for sequences whose positions a device counts.
     pub fn counted_cache<T: Float>(&self, operations: &Operations, batch: &DecodeBatch) -> KvCache<T> {
         KvCache::counted(operations, batch, self.config.heads, [self.head_width; 2])

@@ -144,7 +144,10 @@ impl<T: Float> Tape<'_, T> {
                 let given = call.attention.place == qkv::Place::Given;
                 [Some(batch.lengths().clone()), given.then(|| batch.places().clone())]
             }
-            None => [call.lengths_on(operations), call.positions_on(operations)],
+            None => {
+                let kept = cache.kept_lengths().cloned();
+                [kept.or_else(|| call.lengths_on(operations)), call.positions_on(operations)]
+            }
         };
         let [k, v] = rows.map(|array| {
             let width = array.len() / (batch * room).max(1);

@@ -1,0 +1,97 @@
+//! A step of beam search on a device as one CUDA graph: caches go to the beams that go on from them, every beam reads a
+//! token, and its highest logits are found. The host chooses among these.
+
+use super::Search;
+use super::beam::SourceBeams;
+use crate::batch::Rows;
+use crate::transformer::{CountedBeams, Transformer};
+use crate::{Model, Result};
+use qkv_cuda::operations::{Array, Graph, MOST_HIGHEST, Operations};
+use qkv_nn::{Activation, Tape, Var};
+use qkv_simd::logits::Survey;
+
+/// One step for all beams of all sources.
+pub(super) struct BeamGraph<'a> {
+    transformer: &'a Transformer,
+    operations: Operations,
+    state: CountedBeams<f32>,
+    /// Logits that are looked for.
+    most: usize,
+    /// Surveys of the last step.
+    surveys: Option<Array>,
+    /// Whether the last step copied nothing from the host.
+    is_recordable: bool,
+    graph: Option<Graph>,
+}
+
+impl<'a> BeamGraph<'a> {
+    /// For a search in which the highest logits decide; `None` where there is no device, or it cannot do all of it.
+    pub fn new(
+        search: &Search,
+        model: &'a Model,
+        tape: &mut Tape<'_, f32>,
+        source: &Rows,
+        memory: &Var<f32>,
+        sources: &[SourceBeams],
+    ) -> Result<Option<Self>> {
+        let most = search.surveyed();
+        let (Some(transformer), Some(operations)) = (model.transformer(), tape.machine().cuda().cloned()) else {
+            return Ok(None);
+        };
+        if !search.cache || !search.is_by_logits_alone() || most > MOST_HIGHEST {
+            return Ok(None);
+        }
+        let tokens = sources.iter().map(|beams| beams.max_len + 1).max().unwrap_or(1);
+        let state = transformer.start_counted(tape, memory, source, [search.beam, tokens])?;
+        Ok(state.map(|state| BeamGraph {
+            transformer,
+            operations,
+            state,
+            most,
+            surveys: None,
+            is_recordable: false,
+            graph: None,
+        }))
+    }
+
+    /// Lets every beam go on from its parent with a token; surveys of the logits after it.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn step(&mut self, tape: &mut Tape<'_, f32>, ids: &[u32], parents: &[u32]) -> Result<Vec<Survey>> {
+        self.operations.write(self.state.batch.ids(), ids);
+        self.operations.write(&self.state.parents, parents);
+        match &self.graph {
+            Some(graph) => self.operations.launch_graph(graph),
+            None => self.step_or_record(tape)?,
+        }
+        let surveys = self.surveys.as_ref().expect("of the step just done");
+        let surveys = self.operations.read_surveys(surveys, ids.len());
+        tape.machine().check()?;
+        Ok(surveys)
+    }
+
+    /// A step, recorded if the one before copied nothing from the host.
+    fn step_or_record(&mut self, tape: &mut Tape<'_, f32>) -> Result<()> {
+        let operations = self.operations.clone();
+        if self.is_recordable
+            && let Some((graph, surveys)) = operations.record(|| self.compute(tape))
+        {
+            self.surveys = Some(surveys?);
+            operations.launch_graph(&graph);
+            self.graph = Some(graph);
+            return Ok(());
+        }
+        let before = operations.bytes_written();
+        self.surveys = Some(self.compute(tape)?);
+        self.is_recordable = operations.bytes_written() == before;
+        Ok(())
+    }
+
+    fn compute(&mut self, tape: &mut Tape<'_, f32>) -> Result<Array> {
+        let hidden = self.transformer.step_counted(tape, &mut self.state)?; // [B, 1, C]
+        let (weight, bias) = (self.transformer.output(), self.transformer.output_bias());
+        let logits = tape.linear(&hidden, weight, bias, Activation::None, 0.0); // [B, 1, V]
+        Ok(tape.begin_survey(&logits, self.most, &self.state.batch))
+    }
+}
