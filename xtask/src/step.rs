@@ -91,21 +91,21 @@ impl Step {
         }
     }
 
-    /// Runs it; returns what it skipped, or the error to print.
-    fn run(&self) -> Result<Vec<String>, String> {
+    /// Runs it, with temporary files in this folder; returns what it skipped, or the error to print.
+    fn run(&self, temporary: &Temporary) -> Result<Vec<String>, String> {
         match &self.action {
             Action::Skip(reason) => Ok(vec![format!("{}: {reason}", self.name)]),
             Action::Check { check, .. } => check().map(|()| Vec::new()),
             Action::Program { program, arguments, environment } => {
                 let mut command = Command::new(program);
-                command.args(arguments).envs(environment.clone());
+                command.args(arguments).env("TMPDIR", &temporary.0).envs(environment.clone());
                 run_collecting(command).ok_or_else(|| format!("error: `{}` failed", self.name))
             }
             Action::Cargo { arguments, environment, file } => {
                 // `+nightly` is for rustup's cargo on the path; `CARGO` names that of the current toolchain.
                 let cargo = env::var("CARGO").ok().filter(|_| !arguments.starts_with('+'));
                 let mut command = Command::new(cargo.unwrap_or_else(|| "cargo".into()));
-                command.args(arguments.split(' ')).envs(environment.clone());
+                command.args(arguments.split(' ')).env("TMPDIR", &temporary.0).envs(environment.clone());
                 let failed = || format!("error: `{}` failed", self.name);
                 match file {
                     None => run_collecting(command).ok_or_else(failed),
@@ -116,6 +116,26 @@ impl Step {
                     }
                 }
             }
+        }
+    }
+}
+
+/// A folder for temporary files, removed with all that is left in it: browsers and launchers of MPI, killed by a test,
+/// leave theirs behind. Its path is short, since sockets are made there.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new() -> Temporary {
+        let system = env::temp_dir();
+        let folder = system.join(format!("qkv-xtask-{}", std::process::id()));
+        Temporary(if fs::create_dir_all(&folder).is_ok() { folder } else { system })
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if self.0 != env::temp_dir() {
+            let _ = fs::remove_dir_all(&self.0);
         }
     }
 }
@@ -150,10 +170,11 @@ fn pass_through(from: impl Read, to: &mut impl Write) -> Vec<String> {
 /// whether all went well.
 pub fn run_all(steps: &[Step]) -> bool {
     let (start, mut times, mut skipped) = (Instant::now(), Vec::new(), Vec::new());
+    let temporary = Temporary::new();
     for step in steps {
         eprintln!("\n── {}", step.name);
         let began = Instant::now();
-        match step.run() {
+        match step.run(&temporary) {
             Ok(reasons) => skipped.extend(reasons),
             Err(error) => {
                 eprintln!("\n{error}\nhint: run it alone with `{}`", step.typed());
@@ -189,6 +210,17 @@ fn summary(mut skipped: Vec<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_step_leaves_among_temporary_files_is_removed() {
+        let temporary = Temporary::new();
+        let folder = temporary.0.clone();
+        assert!(folder.starts_with(env::temp_dir()) && folder != env::temp_dir());
+        fs::create_dir(folder.join("litter")).unwrap();
+        fs::write(folder.join("litter/socket"), "").unwrap();
+        drop(temporary);
+        assert!(!folder.exists());
+    }
 
     #[test]
     fn lines_of_skipped_tests_are_collected_and_all_lines_passed_on() {

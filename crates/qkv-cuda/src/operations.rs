@@ -42,9 +42,9 @@ pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
 pub use decoding::{DecodeBatch, FEW_ROWS, FewRowsProduct, NO_TOKEN};
 pub use graph::Graph;
 pub use images::ImageWindows;
-pub use launch::DropoutKey;
+pub use launch::{Drawing, DropoutKey};
 pub use layers::{Activation, Factor, Gate};
-pub use logits::{Drawing, Draws, MOST_HIGHEST};
+pub use logits::{Draws, MOST_HIGHEST};
 pub use rows::RowSums;
 pub use training::{OptimizerTable, ParameterArrays, StepFactors, logits_stride};
 

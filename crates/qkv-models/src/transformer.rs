@@ -378,8 +378,8 @@ impl Transformer {
         Ok(Some(CountedBeams { batch, parents, beams, caches, lengths }))
     }
 
-    /// Hidden states after one more token of each beam, `[B, 1, C]`, from the caches of their parents: the same launches
-    /// for every token.
+    /// Hidden states after one more token of each beam, `[B, 1, C]`, from the caches of their parents: the same
+    /// launches for every token.
     ///
     /// # Errors
     /// What `qkv` refuses.

@@ -35,7 +35,8 @@ extern "C" __global__ void append_at(T* q, const T* k, const T* v, T* keys, T* v
 }
 
 // Sequences go on from others: the first positions[s] rows of sequence s of a cache [sequences, room, width] become
-// those of parents[s], by way of `scratch`, which has its shape: there, and `back`. What stays in its place is not copied.
+// those of parents[s], by way of `scratch`, which has its shape: there, and `back`. What stays where it is is not
+// copied.
 extern "C" __global__ void reorder_rows(T* cache, T* scratch, const u32* parents, const u32* positions, u32 sequences,
                                         u32 room, int width, int back) {
     FOR_EIGHTS(sequences * room, width) {
@@ -81,9 +82,14 @@ extern "C" __global__ void next_token(const T* logits, u32* ids, u32* positions,
     in_turn();
     const T* row = logits + u64(blockIdx.x) * classes;
     Highest best = {0.0f, NONE};
-    for (int col = threadIdx.x; col < classes; col += blockDim.x) {
-        float x = widen(row[col]);
-        best = higher(best, Highest{x, x - x == 0.0f ? u32(col) : NOT_FINITE});
+    for (int col = threadIdx.x * EIGHT; col < classes; col += blockDim.x * EIGHT) {
+        float x[EIGHT];
+        load_eight(row, col, classes, x);
+#pragma unroll
+        for (int at = 0; at < EIGHT; at++) {
+            bool is_finite = x[at] - x[at] == 0.0f;
+            if (col + at < classes) best = higher(best, Highest{x[at], is_finite ? u32(col + at) : NOT_FINITE});
+        }
     }
 #pragma unroll
     for (int by = 16; by > 0; by /= 2) {

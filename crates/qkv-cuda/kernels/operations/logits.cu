@@ -39,6 +39,29 @@ __device__ __forceinline__ float logit_of(u64 key) {
     return __uint_as_float(ordered >> 31 ? ordered & 0x7fffffffu : ~ordered);
 }
 
+// f(class, logit) for the classes of a row from `first` to `end`, eight of every `step`.
+template <class F>
+__device__ __forceinline__ void for_each_logit(const T* row, int classes, int first, int end, int step, F f) {
+    for (int col = first; col < end; col += step) {
+        float x[EIGHT];
+        load_eight(row, col, classes, x);
+#pragma unroll
+        for (int at = 0; at < EIGHT; at++)
+            if (col + at < end) f(col + at, x[at]);
+    }
+}
+
+// The same for all classes.
+template <class F> __device__ __forceinline__ void for_each_logit(const T* row, int classes, F f) {
+    for_each_logit(row, classes, threadIdx.x * EIGHT, classes, blockDim.x * EIGHT, f);
+}
+
+// Classes in a row that a thread has where each has its part of them: whole eights.
+__device__ __forceinline__ int classes_each(int classes) {
+    int eights = (classes + EIGHT - 1) / EIGHT, threads = blockDim.x;
+    return (eights + threads - 1) / threads * EIGHT;
+}
+
 // A logit that at least `count` are no lower than, by the highest logit of each thread.
 __device__ __forceinline__ u32 lower_bound(u32 mine, int count) {
     u32 bound = 0;
@@ -55,10 +78,10 @@ __device__ __forceinline__ void find_one_by_one(const T* row, int classes, int c
     u64 below = ~0ull;
     for (int at = 0; at < count; at++) {
         u64 best = 0;
-        for (int col = threadIdx.x; col < classes; col += blockDim.x) {
-            u64 key = key_of(widen(row[col]), col);
+        for_each_logit(row, classes, [&](int col, float x) {
+            u64 key = key_of(x, col);
             if (key < below && key > best) best = key;
-        }
+        });
         found.collected[threadIdx.x] = best;
         __syncthreads();
         for (u32 half = blockDim.x / 2; half > 0; half /= 2) {
@@ -78,29 +101,27 @@ __device__ __forceinline__ RowOfLogits survey_row(const T* row, int classes, int
     __shared__ float scratch[32];
     float mine = __int_as_float(0xff800000);
     int odd = 0;
-    for (int col = threadIdx.x; col < classes; col += blockDim.x) {
-        float x = widen(row[col]);
+    for_each_logit(row, classes, [&](int, float x) {
         odd |= !(x - x == 0.0f);
         mine = x > mine ? x : mine;
-    }
+    });
     RowOfLogits survey;
     survey.is_finite = !__syncthreads_or(odd);
     survey.highest = block_max(mine, scratch);
     survey.count = count < classes ? count : classes;
-    // Threads with nothing to read are below all others.
-    u32 bound = lower_bound(int(threadIdx.x) < classes ? u32(key_of(mine, 0) >> 32) : 0, survey.count);
+    // Threads with nothing to read are below all others; where too few have something, all logits are collected.
+    u32 bound = lower_bound(int(threadIdx.x) * EIGHT < classes ? u32(key_of(mine, 0) >> 32) : 0, survey.count);
     if (threadIdx.x == 0) found.length = 0;
     __syncthreads();
     float sum = 0.0f;
-    for (int col = threadIdx.x; col < classes; col += blockDim.x) {
-        float x = widen(row[col]);
+    for_each_logit(row, classes, [&](int col, float x) {
         sum += __expf((x - survey.highest) * by_temperature);
         u64 key = key_of(x, col);
         if (survey.count > 0 && u32(key >> 32) >= bound) {
             u32 at = atomicAdd(&found.length, 1u);
             if (at < MOST_COLLECTED) found.collected[at] = key;
         }
-    }
+    });
     survey.sum = block_sum(sum, scratch);
     __syncthreads();
     u32 length = found.length;
@@ -119,8 +140,8 @@ __device__ __forceinline__ RowOfLogits survey_row(const T* row, int classes, int
     return survey;
 }
 
-// Of the logits [rows, classes], for each row: how many were found, or NONE where one is not finite; ln Σ eˣ; then class
-// and logit of the `count` highest, best first. Where there are positions, those of sequences, each stands one further.
+// Of the logits [rows, classes], for each row: how many were found, or NONE where one is not finite; ln Σ eˣ; then
+// class and logit of the `count` highest, best first. Where there are positions, those of sequences, each stands one further.
 extern "C" __global__ void survey_logits(const T* logits, u32* surveys, u32* positions, long long* places, int* lengths,
                                          int classes, int count, u32 room) {
     __shared__ HighestLogits found;
@@ -149,11 +170,10 @@ struct Drawing {
 __device__ __forceinline__ u32 draw_from_all(const T* row, int classes, float highest, double by_temperature,
                                              double share) {
     __shared__ double of_threads[1024], of_warps[32];
-    auto weight = [&](int col) { return exp((widen(row[col]) - highest) * by_temperature); };
-    int each = (classes + int(blockDim.x) - 1) / int(blockDim.x);
-    int first = threadIdx.x * each, end = first + each < classes ? first + each : classes;
+    auto weight = [&](float x) { return exp((x - highest) * by_temperature); };
+    int each = classes_each(classes), first = threadIdx.x * each, end = first + each < classes ? first + each : classes;
     double sum = 0.0;
-    for (int col = first; col < end; col++) sum += weight(col);
+    for_each_logit(row, classes, first, end, EIGHT, [&](int, float x) { sum += weight(x); });
     of_threads[threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.x % 32 == 0) {
@@ -172,7 +192,7 @@ __device__ __forceinline__ u32 draw_from_all(const T* row, int classes, float hi
     for (; thread < warp * 32 + 31 && left > of_threads[thread]; thread++) left -= of_threads[thread];
     // Beyond the end by rounding: the last one.
     for (int col = thread * each; col < classes; col++) {
-        left -= weight(col);
+        left -= weight(widen(row[col]));
         if (left <= 0.0) return col;
     }
     return classes - 1;
@@ -220,10 +240,7 @@ struct Prefix {
 template <class F> __device__ __forceinline__ float sum_over(const T* row, int classes, F f) {
     __shared__ float scratch[32];
     float sum = 0.0f;
-    for (int col = threadIdx.x; col < classes; col += blockDim.x) {
-        float x = widen(row[col]);
-        sum += f(x, u32(key_of(x, 0) >> 32));
-    }
+    for_each_logit(row, classes, [&](int, float x) { sum += f(x, u32(key_of(x, 0) >> 32)); });
     return block_sum(sum, scratch);
 }
 
@@ -243,10 +260,9 @@ template <class F> __device__ __forceinline__ Prefix prefix_of(const T* row, int
 // The class of the n-th logit at a level, counted from 1; of the last one where there are fewer.
 __device__ __forceinline__ u32 class_at_level(const T* row, int classes, u32 level, double n) {
     __shared__ u32 before[1024];
-    int each = (classes + int(blockDim.x) - 1) / int(blockDim.x);
-    int first = threadIdx.x * each, end = first + each < classes ? first + each : classes;
+    int each = classes_each(classes), first = threadIdx.x * each, end = first + each < classes ? first + each : classes;
     u32 mine = 0;
-    for (int col = first; col < end; col++) mine += u32(key_of(widen(row[col]), 0) >> 32) == level;
+    for_each_logit(row, classes, first, end, EIGHT, [&](int, float x) { mine += u32(key_of(x, 0) >> 32) == level; });
     before[threadIdx.x] = mine;
     __syncthreads();
     if (threadIdx.x > 0) return 0;

@@ -1,6 +1,6 @@
 //! Arguments of a kernel and its grid.
 
-use super::{Drawing, ImageWindows, Operations};
+use super::{ImageWindows, Operations};
 use std::sync::atomic::Ordering;
 
 /// Threads of a block.
@@ -46,6 +46,27 @@ impl DropoutArgument {
             threshold: key.threshold,
             scale: 65536.0 / (65536.0 - key.threshold as f32),
         })
+    }
+}
+
+/// How tokens are drawn: by `exp(logit / temperature)`, of the `top_k` likeliest (0: of all), of these of the likeliest
+/// that together have a share of `top_p`, and of these of those at least `min_p` times as likely as the likeliest.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Drawing {
+    /// 1 / temperature.
+    by_temperature: f64,
+    top_p: f64,
+    min_p: f64,
+    seed: u64,
+    top_k: u32,
+}
+
+impl Drawing {
+    /// With this temperature, top-p, min-p, top-k and seed.
+    pub fn new(temperature: f64, top_p: f64, min_p: f64, top_k: usize, seed: u64) -> Drawing {
+        let top_k = u32::try_from(top_k).unwrap_or(u32::MAX);
+        Drawing { by_temperature: 1.0 / temperature, top_p, min_p, seed, top_k }
     }
 }
 

@@ -2,33 +2,12 @@
 //! host instead of the whole vocabulary.
 
 use super::launch::{Argument, count};
-use super::{Array, DecodeBatch, Kind, Operations};
+use super::{Array, DecodeBatch, Drawing, Kind, Operations};
 use Argument::Ptr;
 use qkv_simd::logits::Survey;
 
 /// The most logits that [`Operations::survey`] finds of a row.
 pub const MOST_HIGHEST: usize = 256;
-
-/// How tokens are drawn: by `exp(logit / temperature)`, of the `top_k` likeliest (0: of all), of these of the likeliest
-/// that together have a share of `top_p`, and of these of those at least `min_p` times as likely as the likeliest.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Drawing {
-    /// 1 / temperature.
-    by_temperature: f64,
-    top_p: f64,
-    min_p: f64,
-    seed: u64,
-    top_k: u32,
-}
-
-impl Drawing {
-    /// With this temperature, top-p, min-p, top-k and seed.
-    pub fn new(temperature: f64, top_p: f64, min_p: f64, top_k: usize, seed: u64) -> Drawing {
-        let top_k = u32::try_from(top_k).unwrap_or(u32::MAX);
-        Drawing { by_temperature: 1.0 / temperature, top_p, min_p, seed, top_k }
-    }
-}
 
 /// Which random numbers the sequences of a [`DecodeBatch`] draw.
 #[derive(Clone, Debug)]
@@ -48,8 +27,8 @@ impl Operations {
         self.read_surveys(&self.begin_survey(logits, rows, most, None), rows)
     }
 
-    /// The same without waiting: surveys in device memory, to be [read](Operations::read_surveys). The rows are those of
-    /// sequences, if these are given, which then stand one position further.
+    /// The same without waiting: surveys in device memory, to be [read](Operations::read_surveys). The rows are those
+    /// of sequences, if these are given, which then stand one position further.
     ///
     /// # Panics
     /// As [`survey`](Operations::survey).

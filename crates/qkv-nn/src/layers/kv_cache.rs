@@ -83,8 +83,8 @@ impl<T: Float> KvCache<T> {
         KvCache { device, ..KvCache::new(sequences, heads, widths) }
     }
 
-    /// Copies the first `tokens` rows of a sequence of another cache into a [counted](KvCache::counted) one, as those of
-    /// `sequence`.
+    /// Copies the first `tokens` rows of a sequence of another cache into a [counted](KvCache::counted) one, as those
+    /// of `sequence`.
     ///
     /// # Panics
     /// Where either is another kind of cache, there are fewer rows, or there is not room enough.
