@@ -141,7 +141,8 @@ __device__ __forceinline__ RowOfLogits survey_row(const T* row, int classes, int
 }
 
 // Of the logits [rows, classes], for each row: how many were found, or NONE where one is not finite; ln Σ eˣ; then
-// class and logit of the `count` highest, best first. Where there are positions, those of sequences, each stands one further.
+// class and logit of the `count` highest, best first. Where there are positions, those of sequences, each stands one
+// further.
 extern "C" __global__ void survey_logits(const T* logits, u32* surveys, u32* positions, long long* places, int* lengths,
                                          int classes, int count, u32 room) {
     __shared__ HighestLogits found;
