@@ -40,7 +40,7 @@ pub use additive::{AdditiveCall, AdditiveChoice, AdditiveOutput};
 pub use array::{Array, Fetched, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
 pub use decoding::{DecodeBatch, FEW_ROWS, FewRowsProduct, NO_TOKEN};
-pub use graph::Graph;
+pub use graph::{Graph, RepeatedWork};
 pub use images::ImageWindows;
 pub use launch::{Drawing, DropoutKey};
 pub use layers::{Activation, Factor, Gate};

@@ -6,6 +6,7 @@ use crate::general_params::{GeneralParams, MaskOp, Tensor};
 use crate::hopper_params::HopperParams;
 use crate::kernel_abi::constants;
 use crate::memory::Dtype;
+use crate::operations::MOST_HIGHEST;
 use qkv::engine::mask_constants;
 use std::fmt::Write as _;
 
@@ -332,7 +333,11 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
         name: format!("operations of models {dtype}"),
         cache_prefix: "operations",
         text: files.concat(),
-        options: vec!["-std=c++17".into(), format!("-DELEMENT={}", element(dtype))],
+        options: vec![
+            "-std=c++17".into(),
+            format!("-DELEMENT={}", element(dtype)),
+            format!("-DMOST_HIGHEST={MOST_HIGHEST}"),
+        ],
         kernels: OPERATIONS,
     }
 }

@@ -213,7 +213,7 @@ impl Search {
             .with_hint("split it into sentences"));
         }
         // As many as keep a core busy without overflowing its caches; fewer where that leaves a core without any. A GPU
-        // takes as many as it has memory for, one batch after the other.
+        // takes many more, one batch after the other.
         let tokens = self.beam * sources.iter().map(|source| source.len() + 1).sum::<usize>();
         let most = match machine.cuda() {
             Some(_) => MAX_BATCH_TOKENS_ON_GPU,

@@ -1,9 +1,7 @@
 // What a search reads of rows of logits, a block a row: the highest of them, the sum of their exponentials, and a token
 // drawn by them. Equal logits are ordered by their class, so that results have the same bits from run to run.
 
-// The most logits that are looked for in a row.
-#define MOST_HIGHEST 256
-// Logits that are kept on the way there.
+// Logits that are kept on the way to the highest, of which there are MOST_HIGHEST at most (`program.rs`).
 #define MOST_COLLECTED 2048
 
 // Instead of a drawn token: the highest logits are too small a part of all.
@@ -23,7 +21,6 @@ struct HighestLogits {
     u64 collected[MOST_COLLECTED];
     // Logits and classes, the highest first: see `key_of`.
     u64 sorted[MOST_HIGHEST];
-    u64 next;
     u32 length;
 };
 
@@ -166,6 +163,7 @@ struct Drawing {
     u64 seed;
     u32 top_k;
 };
+static_assert(sizeof(Drawing) == 40, "size of Drawing");
 
 // Draws from all classes in their order: the first at which the sum of weights reaches `share` of the whole.
 __device__ __forceinline__ u32 draw_from_all(const T* row, int classes, float highest, double by_temperature,

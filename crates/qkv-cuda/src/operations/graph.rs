@@ -19,6 +19,54 @@ impl Drop for Graph {
     }
 }
 
+/// Work that is done again and again over the same arrays, as a step of decoding is: recorded once a run of it copied
+/// nothing from the host. The first compiles what it needs and may copy weights, and those that another device holds
+/// are copied in every run.
+#[derive(Debug)]
+pub struct RepeatedWork<R> {
+    graph: Option<Graph>,
+    /// Whether the last run copied nothing from the host.
+    is_recordable: bool,
+    result: Option<R>,
+}
+
+impl<R> Default for RepeatedWork<R> {
+    fn default() -> Self {
+        RepeatedWork { graph: None, is_recordable: false, result: None }
+    }
+}
+
+impl<R> RepeatedWork<R> {
+    /// Runs it once more. `work` puts it on the device and returns the arrays with its results, which stay the same
+    /// once it is recorded.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn run<E>(&mut self, operations: &Operations, mut work: impl FnMut() -> Result<R, E>) -> Result<(), E> {
+        if let Some(graph) = &self.graph {
+            operations.launch_graph(graph);
+            return Ok(());
+        }
+        if self.is_recordable
+            && let Some((graph, result)) = operations.record(&mut work)
+        {
+            self.result = Some(result?);
+            operations.launch_graph(&graph);
+            self.graph = Some(graph);
+            return Ok(());
+        }
+        let before = operations.bytes_written();
+        self.result = Some(work()?);
+        self.is_recordable = operations.bytes_written() == before;
+        Ok(())
+    }
+
+    /// What `work` returned last.
+    pub fn result(&self) -> Option<&R> {
+        self.result.as_ref()
+    }
+}
+
 impl Operations {
     /// Records what `work` puts on the device, without running it, and returns it with what `work` returns. `work`
     /// copies nothing to the host or from it, waits for nothing, and has run before, so that what it needs is compiled.

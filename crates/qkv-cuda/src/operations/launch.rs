@@ -62,6 +62,8 @@ pub struct Drawing {
     top_k: u32,
 }
 
+const _: () = assert!(size_of::<Drawing>() == 40, "size of `Drawing` in `logits.cu`");
+
 impl Drawing {
     /// With this temperature, top-p, min-p, top-k and seed.
     pub fn new(temperature: f64, top_p: f64, min_p: f64, top_k: usize, seed: u64) -> Drawing {

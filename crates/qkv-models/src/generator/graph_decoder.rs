@@ -4,7 +4,7 @@
 use super::{Generation, Generator};
 use crate::gpt::CountedState;
 use crate::{Result, finite};
-use qkv_cuda::operations::{Array, Drawing, Draws, Graph, NO_TOKEN, Operations};
+use qkv_cuda::operations::{Array, Drawing, Draws, NO_TOKEN, Operations, RepeatedWork};
 use qkv_nn::{Activation, Machine, Pool, Tape};
 
 /// Tokens of a sequence are given room in multiples of this.
@@ -19,11 +19,8 @@ pub(super) struct GraphDecoder<'a> {
     pub state: CountedState<f32>,
     /// How the device draws tokens; it takes the likeliest ones otherwise.
     pub draws: Option<(Draws, Drawing)>,
-    /// Of the last step, `[B, V]`.
-    logits: Option<Array>,
-    /// Whether the last step copied nothing from the host.
-    is_recordable: bool,
-    graph: Option<Graph>,
+    /// The step, with its logits `[B, V]`.
+    repeated: RepeatedWork<Array>,
 }
 
 impl<'a> GraphDecoder<'a> {
@@ -44,17 +41,7 @@ impl<'a> GraphDecoder<'a> {
         let draws = sample.map(|by| {
             (operations.draws(sequences), Drawing::new(by.temperature, by.top_p, by.min_p, by.top_k, by.seed))
         });
-        Some(GraphDecoder {
-            generator,
-            machine,
-            operations,
-            pool,
-            state,
-            draws,
-            logits: None,
-            is_recordable: false,
-            graph: None,
-        })
+        Some(GraphDecoder { generator, machine, operations, pool, state, draws, repeated: RepeatedWork::default() })
     }
 
     /// Tokens that a sequence has room for.
@@ -84,34 +71,15 @@ impl<'a> GraphDecoder<'a> {
     /// Where the model computes NaN, or the device fails.
     pub fn step(&mut self) -> Result<Vec<u32>> {
         let operations = self.operations;
-        match &self.graph {
-            Some(graph) => operations.launch_graph(graph),
-            None => self.step_or_record()?,
-        }
+        let mut repeated = std::mem::take(&mut self.repeated);
+        repeated.run(operations, || self.compute())?;
+        self.repeated = repeated;
         let ids = operations.read_scalars::<u32>(self.state.batch().ids());
         self.machine.check()?;
         match ids.contains(&NO_TOKEN) {
             true => Err(finite::refusal(&self.generator.parameters)),
             false => Ok(ids),
         }
-    }
-
-    /// A step, recorded if the one before copied nothing from the host: the first compiles what it needs and may copy
-    /// weights, and those that another device holds are copied in every step.
-    fn step_or_record(&mut self) -> Result<()> {
-        let operations = self.operations;
-        if self.is_recordable
-            && let Some((graph, logits)) = operations.record(|| self.compute())
-        {
-            self.logits = Some(logits?);
-            operations.launch_graph(&graph);
-            self.graph = Some(graph);
-            return Ok(());
-        }
-        let before = operations.bytes_written();
-        self.logits = Some(self.compute()?);
-        self.is_recordable = operations.bytes_written() == before;
-        Ok(())
     }
 
     fn compute(&mut self) -> Result<Array> {
@@ -127,7 +95,7 @@ impl<'a> GraphDecoder<'a> {
 
     /// The logits of a sequence in the last step, `[V]`.
     pub fn logits(&self, sequence: usize) -> Vec<f32> {
-        let Some(logits) = &self.logits else { return Vec::new() };
+        let Some(logits) = self.repeated.result() else { return Vec::new() };
         let each = logits.len() / self.state.batch().len();
         self.operations.read(&logits.slice(sequence * each..(sequence + 1) * each))
     }

@@ -6,7 +6,7 @@ use super::beam::SourceBeams;
 use crate::batch::Rows;
 use crate::transformer::{CountedBeams, Transformer};
 use crate::{Model, Result};
-use qkv_cuda::operations::{Array, Graph, MOST_HIGHEST, Operations};
+use qkv_cuda::operations::{Array, MOST_HIGHEST, Operations, RepeatedWork};
 use qkv_nn::{Activation, Tape, Var};
 use qkv_simd::logits::Survey;
 
@@ -17,11 +17,8 @@ pub(super) struct BeamGraph<'a> {
     state: CountedBeams<f32>,
     /// Logits that are looked for.
     most: usize,
-    /// Surveys of the last step.
-    surveys: Option<Array>,
-    /// Whether the last step copied nothing from the host.
-    is_recordable: bool,
-    graph: Option<Graph>,
+    /// The step, with its surveys.
+    repeated: RepeatedWork<Array>,
 }
 
 impl<'a> BeamGraph<'a> {
@@ -43,15 +40,8 @@ impl<'a> BeamGraph<'a> {
         }
         let tokens = sources.iter().map(|beams| beams.max_len + 1).max().unwrap_or(1);
         let state = transformer.start_counted(tape, memory, source, [search.beam, tokens])?;
-        Ok(state.map(|state| BeamGraph {
-            transformer,
-            operations,
-            state,
-            most,
-            surveys: None,
-            is_recordable: false,
-            graph: None,
-        }))
+        let repeated = RepeatedWork::default();
+        Ok(state.map(|state| BeamGraph { transformer, operations, state, most, repeated }))
     }
 
     /// Lets every beam go on from its parent with a token; surveys of the logits after it.
@@ -61,31 +51,13 @@ impl<'a> BeamGraph<'a> {
     pub fn step(&mut self, tape: &mut Tape<'_, f32>, ids: &[u32], parents: &[u32]) -> Result<Vec<Survey>> {
         self.operations.write(self.state.batch.ids(), ids);
         self.operations.write(&self.state.parents, parents);
-        match &self.graph {
-            Some(graph) => self.operations.launch_graph(graph),
-            None => self.step_or_record(tape)?,
-        }
-        let surveys = self.surveys.as_ref().expect("of the step just done");
+        let (mut repeated, operations) = (std::mem::take(&mut self.repeated), self.operations.clone());
+        repeated.run(&operations, || self.compute(tape))?;
+        self.repeated = repeated;
+        let surveys = self.repeated.result().expect("of the step just done");
         let surveys = self.operations.read_surveys(surveys, ids.len());
         tape.machine().check()?;
         Ok(surveys)
-    }
-
-    /// A step, recorded if the one before copied nothing from the host.
-    fn step_or_record(&mut self, tape: &mut Tape<'_, f32>) -> Result<()> {
-        let operations = self.operations.clone();
-        if self.is_recordable
-            && let Some((graph, surveys)) = operations.record(|| self.compute(tape))
-        {
-            self.surveys = Some(surveys?);
-            operations.launch_graph(&graph);
-            self.graph = Some(graph);
-            return Ok(());
-        }
-        let before = operations.bytes_written();
-        self.surveys = Some(self.compute(tape)?);
-        self.is_recordable = operations.bytes_written() == before;
-        Ok(())
     }
 
     fn compute(&mut self, tape: &mut Tape<'_, f32>) -> Result<Array> {
