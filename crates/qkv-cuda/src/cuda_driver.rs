@@ -24,7 +24,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The most arguments a kernel takes.
-const MAX_ARGUMENTS: usize = 16;
+const MAX_ARGUMENTS: usize = 24;
 
 /// A GPU of this machine.
 #[derive(Debug)]
@@ -181,6 +181,7 @@ impl CudaDriver {
         arguments: &[*const u8],
         dependent: bool,
     ) -> Result<()> {
+        assert!(arguments.len() <= MAX_ARGUMENTS, "`{}` takes {} arguments", kernel.name, arguments.len());
         let mut parameters: [*mut c_void; MAX_ARGUMENTS] =
             std::array::from_fn(|at| arguments.get(at).map_or(ptr::null_mut(), |p| p.cast_mut().cast()));
         let mut attribute = LaunchAttribute::programmatic_stream_serialization();

@@ -82,7 +82,8 @@ impl DecodeForward {
         self.splits.merge(call, &params, true, stream)
     }
 
-    /// Persistent blocks, as many as the device holds at once, each with one split after the other.
+    /// Persistent blocks, as many as the device holds at once, each with one split after the other. They read nothing
+    /// before the launch before has ended, and wait for that by themselves.
     fn launch_tma(
         &self,
         call: &Call,
@@ -97,7 +98,7 @@ impl DecodeForward {
         let arguments: [*const u8; 3] =
             [(&raw const *params).cast(), (&raw const maps[0]).cast(), (&raw const maps[1]).cast()];
         // SAFETY: the kernel takes these; the pointers in them are what the callers of `Plan`'s passes promise.
-        call.describe(unsafe { call.driver.launch(&self.kernel, [blocks, 1], stream, &arguments) })
+        call.describe(unsafe { call.driver.launch_dependent(&self.kernel, [blocks, 1], stream, &arguments) })
     }
 }
 

@@ -39,7 +39,7 @@ mod training;
 pub use additive::{AdditiveCall, AdditiveChoice, AdditiveOutput};
 pub use array::{Array, Fetched, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
-pub use decoding::{DecodeBatch, FEW_ROWS, FewRowsProduct, NO_TOKEN};
+pub use decoding::{DecodeBatch, FEW_ROWS, FewRowsInput, FewRowsProduct, NO_TOKEN, RowNorm, has_row_norm};
 pub use graph::{Graph, RepeatedWork};
 pub use images::ImageWindows;
 pub use launch::{Drawing, DropoutKey};

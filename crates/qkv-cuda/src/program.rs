@@ -588,14 +588,20 @@ mod tests {
         let jobs = jobs.into_iter().map(|(program, architecture)| (program.source(), architecture));
         let models = [Dtype::Bf16, Dtype::F32].into_iter().zip(["sm_90a", "sm_80"]);
         let models = models.map(|(dtype, architecture)| (operations(dtype), architecture));
-        for (Source { name, text, options, .. }, architecture) in jobs.chain(models) {
-            let code = compiler.compile(&name, &text, architecture, &options).unwrap();
-            assert!(code.starts_with(b"\x7fELF"), "{name} for {architecture}");
-            if let Some(folder) = &folder {
-                let path = folder.join(format!("{name} {architecture}").replace(' ', "_"));
-                std::fs::write(path.with_extension("cubin"), code).unwrap();
+        let jobs = std::sync::Mutex::new(jobs.chain(models));
+        let compile_all = || {
+            let next = || jobs.lock().unwrap().next();
+            while let Some((Source { name, text, options, .. }, architecture)) = next() {
+                let code = compiler.compile(&name, &text, architecture, &options).unwrap();
+                assert!(code.starts_with(b"\x7fELF"), "{name} for {architecture}");
+                if let Some(folder) = &folder {
+                    let path = folder.join(format!("{name} {architecture}").replace(' ', "_"));
+                    std::fs::write(path.with_extension("cubin"), code).unwrap();
+                }
             }
-        }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(compile_all))));
     }
 
     /// Members follow each other without holes that the C++ compiler might fill differently: each begins where its

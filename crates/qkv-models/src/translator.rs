@@ -8,12 +8,13 @@ use crate::files::input;
 use crate::files::tensors::{Storage, TensorFile};
 use crate::files::weights::Weights;
 use crate::layout::{Dialect, Layout};
-use crate::search::Search;
+use crate::search::{Hypothesis, Search};
 use crate::text::batches::{Batching, Lengths};
 use crate::text::corpus::Pair;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Model, Result};
 use qkv_nn::{Loss, Machine, Parameters, Pool, Tape};
+use rayon::prelude::*;
 use std::borrow::Cow;
 use std::path::Path;
 
@@ -145,16 +146,18 @@ impl Translator {
     ) -> Result<Vec<Vec<Translation>>> {
         let nonempty: Vec<Vec<u32>> = sources.iter().filter(|source| !source.is_empty()).cloned().collect();
         let pool = Pool::new();
-        let mut found = search.run(&self.model, &self.parameters, &pool, machine, &nonempty)?.into_iter();
+        let found = search.run(&self.model, &self.parameters, &pool, machine, &nonempty)?;
+        let as_text = |found: Hypothesis| {
+            let (text, tokens) = self.decode_until(&search.stop, found.tokens);
+            Translation { text, tokens, score: found.score, log_probability: found.log_probability }
+        };
+        let found: Vec<Vec<Translation>> =
+            found.into_par_iter().map(|found| found.into_iter().map(as_text).collect()).collect();
+        let mut found = found.into_iter();
         let empty = Translation { text: String::new(), tokens: Vec::new(), score: 0.0, log_probability: 0.0 };
         let translations = sources.iter().map(|source| match source.is_empty() {
             true => vec![empty.clone()],
-            false => (found.next().into_iter().flatten())
-                .map(|found| {
-                    let (text, tokens) = self.decode_until(&search.stop, found.tokens);
-                    Translation { text, tokens, score: found.score, log_probability: found.log_probability }
-                })
-                .collect(),
+            false => found.next().unwrap_or_default(),
         });
         Ok(translations.collect())
     }

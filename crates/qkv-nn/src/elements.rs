@@ -4,33 +4,54 @@
 
 use crate::float::Float;
 use crate::pool::Pool;
-use qkv_cuda::operations::{Array, Kind, Operations};
+use qkv_cuda::operations::{Array, Kind, Operations, RowNorm};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Elements, row-major, wherever they are.
 pub struct Elements<T: Float> {
     len: usize,
     /// At least `len` elements. On neither side, they are all zero.
     host: OnceLock<Vec<T>>,
-    device: OnceLock<OnDevice>,
+    device: OnceLock<OnDevice<T>>,
     /// Where the host's memory goes in the end.
     pool: Option<Pool<T>>,
 }
 
 /// A copy in device memory.
-#[derive(Clone)]
-struct OnDevice {
+struct OnDevice<T: Float> {
     operations: Operations,
-    array: Array,
+    array: OnceLock<Array>,
+    /// What the array is computed from when somebody needs it.
+    pending: Option<PendingNorm<T>>,
     /// A copy as activations, where the array has another type.
     rounded: OnceLock<Array>,
 }
 
-impl OnDevice {
-    fn new(operations: &Operations, array: Array) -> OnDevice {
-        OnDevice { operations: operations.clone(), array, rounded: OnceLock::new() }
+/// A norm of `[rows, width]` whose result may never be needed: a product of few rows computes it by itself.
+pub(crate) struct PendingNorm<T: Float> {
+    pub norm: RowNorm,
+    pub sizes: [usize; 2],
+    /// What is normalized, shared so that nobody writes to it.
+    pub _input: Arc<Elements<T>>,
+}
+
+impl<T: Float> OnDevice<T> {
+    fn new(operations: &Operations, array: Array) -> OnDevice<T> {
+        OnDevice {
+            operations: operations.clone(),
+            array: OnceLock::from(array),
+            pending: None,
+            rounded: OnceLock::new(),
+        }
+    }
+
+    fn array(&self) -> &Array {
+        self.array.get_or_init(|| {
+            let PendingNorm { norm, sizes, .. } = self.pending.as_ref().expect("an array, or what it is computed from");
+            self.operations.normalize(norm, *sizes)
+        })
     }
 }
 
@@ -52,8 +73,9 @@ impl<T: Float> Clone for Elements<T> {
     /// In memory of its own, on the side where they are.
     fn clone(&self) -> Self {
         let mut clone = Elements::zeros(self.len);
-        if let Some(OnDevice { operations, array, .. }) = self.device.get() {
-            clone.device = OnceLock::from(OnDevice::new(operations, operations.duplicate(array)));
+        if let Some(device) = self.device.get() {
+            let copy = device.operations.duplicate(device.array());
+            clone.device = OnceLock::from(OnDevice::new(&device.operations, copy));
         } else if let Some(host) = self.host.get() {
             clone.host = OnceLock::from(match &self.pool {
                 Some(pool) => {
@@ -88,8 +110,23 @@ impl<T: Float> Elements<T> {
 
     /// An array.
     pub(crate) fn on_device(operations: &Operations, array: Array) -> Self {
-        let device = OnceLock::from(OnDevice::new(operations, array));
-        Elements { len: device.get().map_or(0, |device| device.array.len()), host: OnceLock::new(), device, pool: None }
+        let (len, device) = (array.len(), OnceLock::from(OnDevice::new(operations, array)));
+        Elements { len, host: OnceLock::new(), device, pool: None }
+    }
+
+    /// A norm that is computed when somebody needs it.
+    pub(crate) fn normalized(operations: &Operations, pending: PendingNorm<T>) -> Self {
+        let len = pending.sizes.iter().product();
+        let (array, rounded) = (OnceLock::new(), OnceLock::new());
+        let device = OnDevice { operations: operations.clone(), array, pending: Some(pending), rounded };
+        Elements { len, host: OnceLock::new(), device: OnceLock::from(device), pool: None }
+    }
+
+    /// The norm that they are, as long as nobody needed its result.
+    pub(crate) fn pending_norm(&self, operations: &Operations) -> Option<&RowNorm> {
+        let device =
+            self.device.get().filter(|device| device.operations.is(operations) && device.array.get().is_none());
+        device.and_then(|device| device.pending.as_ref()).map(|pending| &pending.norm)
     }
 
     /// The device that they are on.
@@ -115,7 +152,7 @@ impl<T: Float> Elements<T> {
     fn host(&self) -> &Vec<T> {
         self.host.get_or_init(|| {
             let host = match self.device.get() {
-                Some(OnDevice { operations, array, .. }) => T::from_floats(operations.read(array)),
+                Some(device) => T::from_floats(device.operations.read(device.array())),
                 None => vec![T::ZERO; self.len],
             };
             self.pool.iter().for_each(|pool| pool.adopt(host.len()));
@@ -127,7 +164,7 @@ impl<T: Float> Elements<T> {
     pub(crate) fn array(&self, operations: &Operations, kind: Kind) -> Array {
         let device = self.device.get_or_init(|| OnDevice::new(operations, self.upload(operations, kind)));
         // What is on another device goes through the host.
-        if device.operations.is(operations) { device.array.clone() } else { self.upload(operations, kind) }
+        if device.operations.is(operations) { device.array().clone() } else { self.upload(operations, kind) }
     }
 
     fn upload(&self, operations: &Operations, kind: Kind) -> Array {
@@ -192,7 +229,7 @@ impl<T: Float> Elements<T> {
     /// Puts them into an array of someone else's memory.
     pub(crate) fn move_to(&mut self, operations: &Operations, array: Array) {
         if let Some(device) = self.device.get().filter(|device| device.operations.is(operations)) {
-            operations.copy(&array, &device.array);
+            operations.copy(&array, device.array());
         } else {
             match self.host.get() {
                 Some(host) => operations.write(&array, &T::to_floats(&host[..self.len])),
@@ -210,13 +247,13 @@ impl<T: Float> Elements<T> {
 
     /// Whether they are a part of this array.
     pub(crate) fn is_part_of(&self, array: &Array) -> bool {
-        self.device.get().is_some_and(|device| device.array.is_part_of(array))
+        self.device.get().is_some_and(|device| device.array().is_part_of(array))
     }
 
     /// Sets them to zero, on the side where they are.
     pub(crate) fn clear(&mut self) {
-        if let Some(OnDevice { operations, array, .. }) = self.device.get() {
-            operations.clear(array);
+        if let Some(device) = self.device.get() {
+            device.operations.clear(device.array());
             self.forget_host();
         } else if let Some(host) = self.host.get_mut() {
             host.fill(T::ZERO);

@@ -1,10 +1,10 @@
 //! Row-major tensors with copy-on-write memory: clones are cheap and share their elements until one is written.
 
 use crate::device::Device;
-use crate::elements::Elements;
+use crate::elements::{Elements, PendingNorm};
 use crate::float::Float;
 use crate::pool::Pool;
-use qkv_cuda::operations::{Array, Kind, Operations};
+use qkv_cuda::operations::{Array, FewRowsInput, Kind, Operations, RowNorm, has_row_norm};
 use std::fmt;
 use std::sync::Arc;
 
@@ -61,6 +61,31 @@ impl<T: Float> Tensor<T> {
     /// Activations in device memory with any content.
     pub(crate) fn activations(operations: &Operations, shape: &[usize]) -> Self {
         Tensor::on_device(operations, operations.activations(shape.iter().product()), shape)
+    }
+
+    /// Its rows after a norm on a device, which is computed when somebody needs it; `None` where a product of so many
+    /// rows cannot compute it.
+    pub(crate) fn normalized_later(
+        &self,
+        operations: &Operations,
+        gain: Array,
+        bias: Option<Array>,
+        epsilon: f64,
+    ) -> Option<Self> {
+        let sizes @ [rows, width] = [self.rows(), self.width()];
+        has_row_norm(rows, width).then(|| {
+            let norm = RowNorm { x: self.array(operations), gain, bias, epsilon: epsilon as f32 };
+            let pending = PendingNorm { norm, sizes, _input: self.elements.clone() };
+            Tensor { shape: self.shape.clone(), elements: Arc::new(Elements::normalized(operations, pending)) }
+        })
+    }
+
+    /// The rows for a product of few of them, with the norm that is still to be computed.
+    pub(crate) fn with_few_rows<R>(&self, operations: &Operations, product: impl FnOnce(FewRowsInput<'_>) -> R) -> R {
+        match self.elements.pending_norm(operations) {
+            Some(norm) => product(FewRowsInput::Normalized(norm)),
+            None => product(FewRowsInput::Rows(&self.array(operations))),
+        }
     }
 
     /// The device that it is on, unless that is the host.

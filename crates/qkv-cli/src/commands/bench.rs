@@ -90,14 +90,20 @@ impl Run for BenchArgs {
         }
         threads::on(self.threads, || {
             let threads = rayon::current_num_threads();
-            match self.lengths {
-                _ if self.on_device => on_device::measure(self, threads, print),
-                _ if self.train && self.ranks.is_some() => train_over_ranks::measure(self, &Ranks::alone(), print),
-                _ if self.images => images::measure(self, threads, print),
-                _ if self.train => train::train(self, threads, print),
-                _ if self.scaling.is_some() => scaling::scaling(self, threads, print),
-                Some(_) => lengths::lengths(self, threads, print),
-                None => measure(self, threads, print),
+            if self.train && self.ranks.is_some() {
+                train_over_ranks::measure(self, &Ranks::alone(), print)
+            } else if self.train {
+                train::train(self, threads, print)
+            } else if self.images {
+                images::measure(self, threads, print)
+            } else if self.on_device {
+                on_device::measure(self, threads, print)
+            } else if self.scaling.is_some() {
+                scaling::scaling(self, threads, print)
+            } else if self.lengths.is_some() {
+                lengths::lengths(self, threads, print)
+            } else {
+                measure(self, threads, print)
             }?;
             Ok(Status::Done)
         })

@@ -18,6 +18,7 @@ use args::{ARGUMENTS, AlignFormat, EXAMPLES, TranslateArgs};
 use format::TranslatedLine;
 use qkv_models::{Search, Translator};
 use qkv_nn::Machine;
+use rayon::prelude::*;
 use std::io::{self, IsTerminal, Write};
 
 /// Lines that are translated together at most: enough to fill the machine, few enough to see something soon.
@@ -95,7 +96,7 @@ impl<'a> TranslateSession<'a> {
     fn translate(&mut self, lines: &[Line]) -> BatchResult<String> {
         let most = self.translator.model.max_len().saturating_sub(1);
         let tokens: Vec<Vec<u32>> =
-            lines.iter().map(|line| self.translator.tokenizer.encode(line.text.trim())).collect();
+            lines.par_iter().map(|line| self.translator.tokenizer.encode(line.text.trim())).collect();
         let fits = |tokens: &[u32]| tokens.len() <= most;
         let sources: Vec<Vec<u32>> = tokens.iter().filter(|tokens| fits(tokens)).cloned().collect();
         let mut search = self.search.clone();

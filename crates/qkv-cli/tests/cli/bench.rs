@@ -330,3 +330,11 @@ fn a_training_step_over_two_ranks_sends_the_gradient_once_from_each() {
     }
     refused("--train --ranks 2 --micro-batches 1", 1, &["2 ranks for 1 micro-batches: each rank needs one"]);
 }
+
+#[test]
+fn training_steps_are_measured_on_the_device_that_is_asked_for() {
+    let ran = qkv("bench --train --device cuda --seconds 0.001 --against torch --python none");
+    // The header comes before the first step, which needs the device.
+    assert!(ran.out.contains("\none GPU\n") && ran.out.contains("step of"), "{}{}", ran.out, ran.err);
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+}

@@ -53,6 +53,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
     }
     __syncthreads();
     launch_dependents();
+    wait_on_dependency();
     int works = (params.group * params.n + 15) / 16 * params.key_heads * params.batch * params.splits;
     u32 stage = 0, parity = 0;
     if (warp == 4) {

@@ -74,6 +74,13 @@ __device__ __forceinline__ void in_turn() {
     wait_on_dependency();
 }
 
+// Lets memory be on its way to the cache.
+__device__ __forceinline__ void prefetch(const void* at) {
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
+
 // Items of eight columns, each by one thread: `row`, `col`.
 #define FOR_EIGHTS(rows, width)                                                                     \
     for (u32 item = blockIdx.x * blockDim.x + threadIdx.x, across = (u32(width) + EIGHT - 1) / EIGHT, \

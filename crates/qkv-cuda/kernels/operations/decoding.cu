@@ -122,23 +122,35 @@ __device__ __forceinline__ void add_products(const Eight& w, const T* x, int col
     }
 }
 
+// A norm of the rows before a product: layer norm, RMS norm where there is no bias, none where there is no gain.
+struct RowNorm {
+    const float *gain, *bias;
+    float epsilon;
+};
+
 // sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, by a warp, x by way of shared memory: each weight is
-// read once. The order of a row's sum depends neither on the other rows nor on ROWS. Every thread of a block comes
-// here, also where its warp has nothing to sum.
+// read once. Rows that are normalized before are staged as a whole. The order of a row's sum depends neither on the
+// other rows nor on ROWS. Every thread of a block comes here, also where its warp has nothing to sum.
 template <int ROWS, int N>
-__device__ __forceinline__ void warp_products(const T* x, const T* const (&weights)[N], bool is_there, u32 rows,
-                                              int inner, float (&sums)[N][ROWS]) {
+__device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, const T* const (&weights)[N],
+                                              bool is_there, u32 rows, int inner, float (&sums)[N][ROWS]) {
     constexpr int TILE = STAGED / ROWS, STEP = 32 * EIGHT;
+    constexpr int EARLY = 6 / N < TILE / STEP ? 6 / N : TILE / STEP;
     launch_dependents();
     __shared__ Words staged[STAGED * sizeof(T) / 16];
     const T* tile = (const T*)staged;
     int first = threadIdx.x % 32 * EIGHT;
-    // The first weights are on their way while the launch before ends, and while x is staged.
-    Eight early[N][2] = {};
+    // The first weights, all of those of a short row, are on their way while the launch before ends and x is staged.
+    Eight early[N][EARLY] = {};
 #pragma unroll
-    for (int part = 0; part < 2 * N; part++) {
-        int col = first + part % 2 * STEP;
-        if (is_there && col < inner) early[part / 2][part % 2] = *(const Eight*)(weights[part / 2] + col);
+    for (int part = 0; part < N * EARLY; part++) {
+        int m = part / EARLY, col = first + part % EARLY * STEP;
+        if (is_there && col < inner) early[m][part % EARLY] = *(const Eight*)(weights[m] + col);
+    }
+    u32 warp = threadIdx.x / 32;
+    for (int col = first; norm.gain && warp < rows && col < inner; col += STEP) {
+        prefetch(norm.gain + col);
+        if (norm.bias) prefetch(norm.bias + col);
     }
     wait_on_dependency();
     for (int base = 0; base < inner; base += TILE) {
@@ -151,16 +163,23 @@ __device__ __forceinline__ void warp_products(const T* x, const T* const (&weigh
             *(Eight*)(tile + at) = from;
         }
         __syncthreads();
+        if (norm.gain) {
+            T* row = (T*)staged + warp * inner;
+            if (warp < rows && norm.bias) normalize_row<true>(row, row, norm.gain, norm.bias, inner, norm.epsilon);
+            if (warp < rows && !norm.bias) normalize_row<false>(row, row, norm.gain, norm.bias, inner, norm.epsilon);
+            __syncthreads();
+        }
         if (!is_there) continue;
         int col = first;
         if (base == 0) {
 #pragma unroll
-            for (int part = 0; part < 2; part++, col += STEP) {
+            for (int part = 0; part < EARLY; part++, col += STEP) {
                 if (col >= width) continue;
 #pragma unroll
                 for (int m = 0; m < N; m++) add_products(early[m][part], tile, col, width, sums[m]);
             }
         }
+#pragma unroll 4
         for (; col < width; col += STEP) {
 #pragma unroll
             for (int m = 0; m < N; m++)
@@ -173,11 +192,11 @@ __device__ __forceinline__ void warp_products(const T* x, const T* const (&weigh
         for (int row = 0; row < ROWS; row++) sums[m][row] = warp_sum(sums[m][row]);
 }
 
-// y[r, o] = Σᵢ x[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output. With a
-// residual, one matrix, y += residual.
+// y[r, o] = Σᵢ norm(x)[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output. With
+// a residual, one matrix, y += residual.
 template <int ROWS>
-__device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], const T* const (&bias)[3],
-                                         T* const (&y)[3], const T* residual, u32 rows, int inner,
+__device__ __forceinline__ void few_rows(const T* x, const RowNorm& norm, const T* const (&w)[3],
+                                         const T* const (&bias)[3], T* const (&y)[3], const T* residual, u32 rows, int inner,
                                          const int (&outputs)[3]) {
     int output = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, which = 0;
     if (output >= outputs[0]) output -= outputs[0], which = 1;
@@ -188,7 +207,7 @@ __device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], con
     const T* added = which == 0 ? bias[0] : which == 1 ? bias[1] : bias[2];
     T* to = which == 0 ? y[0] : which == 1 ? y[1] : y[2];
     float sums[1][ROWS] = {};
-    warp_products<ROWS, 1>(x, {weights}, is_there, rows, inner, sums);
+    warp_products<ROWS, 1>(x, norm, {weights}, is_there, rows, inner, sums);
     if (!is_there || threadIdx.x % 32 > 0) return;
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
@@ -201,15 +220,15 @@ __device__ __forceinline__ void few_rows(const T* x, const T* const (&w)[3], con
     }
 }
 
-// y[r, o] = f(gate) · up of the two products Σᵢ x[r, i] · w[o, i] + bias[o], each rounded: a warp an output.
+// y[r, o] = f(gate) · up of the two products Σᵢ norm(x)[r, i] · w[o, i] + bias[o], each rounded: a warp an output.
 template <int ROWS>
-__device__ __forceinline__ void few_rows_gated(const T* x, const T* const (&w)[2], const T* const (&bias)[2], T* y,
-                                               u32 rows, int inner, int outputs, int of) {
+__device__ __forceinline__ void few_rows_gated(const T* x, const RowNorm& norm, const T* const (&w)[2],
+                                               const T* const (&bias)[2], T* y, u32 rows, int inner, int outputs, int of) {
     int output = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     bool is_there = output < outputs;
     u64 start = u64(is_there ? output : 0) * inner;
     float sums[2][ROWS] = {};
-    warp_products<ROWS, 2>(x, {w[0] + start, w[1] + start}, is_there, rows, inner, sums);
+    warp_products<ROWS, 2>(x, norm, {w[0] + start, w[1] + start}, is_there, rows, inner, sums);
     if (!is_there || threadIdx.x % 32 > 0) return;
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
@@ -222,17 +241,20 @@ __device__ __forceinline__ void few_rows_gated(const T* x, const T* const (&w)[2
     }
 }
 
-#define FEW_ROWS(ROWS)                                                                                           \
-    extern "C" __global__ void few_rows_##ROWS(const T* x, const T* w0, const T* w1, const T* w2, const T* b0,   \
-                                               const T* b1, const T* b2, T* y0, T* y1, T* y2,                    \
-                                               const T* residual, u32 rows, int inner, int o0, int o1, int o2) { \
-        few_rows<ROWS>(x, {w0, w1, w2}, {b0, b1, b2}, {y0, y1, y2}, residual, rows, inner, {o0, o1, o2});        \
+#define FEW_ROWS(ROWS)                                                                                               \
+    extern "C" __global__ void few_rows_##ROWS(const T* x, const float* gain, const float* shift, const T* w0,       \
+                                               const T* w1, const T* w2, const T* b0, const T* b1, const T* b2,      \
+                                               T* y0, T* y1, T* y2, const T* residual, u32 rows, int inner, int o0,  \
+                                               int o1, int o2, float epsilon) {                                      \
+        few_rows<ROWS>(x, {gain, shift, epsilon}, {w0, w1, w2}, {b0, b1, b2}, {y0, y1, y2}, residual, rows, inner,   \
+                       {o0, o1, o2});                                                                                \
     }
 
-#define FEW_ROWS_GATED(ROWS)                                                                                          \
-    extern "C" __global__ void few_rows_gated_##ROWS(const T* x, const T* w0, const T* w1, const T* b0, const T* b1,  \
-                                                     T* y, u32 rows, int inner, int outputs, int of) {                \
-        few_rows_gated<ROWS>(x, {w0, w1}, {b0, b1}, y, rows, inner, outputs, of);                                     \
+#define FEW_ROWS_GATED(ROWS)                                                                                         \
+    extern "C" __global__ void few_rows_gated_##ROWS(const T* x, const float* gain, const float* shift, const T* w0, \
+                                                     const T* w1, const T* b0, const T* b1, T* y, u32 rows,          \
+                                                     int inner, int outputs, int of, float epsilon) {                \
+        few_rows_gated<ROWS>(x, {gain, shift, epsilon}, {w0, w1}, {b0, b1}, y, rows, inner, outputs, of);            \
     }
 
 FEW_ROWS(1)

@@ -32,39 +32,53 @@ __device__ __forceinline__ void sum_columns(float* to, u32 first, u32 last, int 
     }
 }
 
-extern "C" __global__ void layer_norm(const T* x, T* y, float* moments, const float* gain, const float* bias, u32 rows,
-                                      int width, float epsilon) {
-    in_turn();
-    u32 lane = threadIdx.x % 32, step = gridDim.x * (blockDim.x / 32);
-    for (u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += step) {
-        const T* from = x + u64(row) * width;
-        float v[EIGHT], g[EIGHT], b[EIGHT];
-        float sum = 0.0f, square = 0.0f;
+// Normalizes a row by a warp: layer norm, or, not CENTERED, RMS norm. `to` may be `from`. Returns the mean and the
+// inverse deviation.
+template <bool CENTERED>
+__device__ __forceinline__ float2 normalize_row(const T* from, T* to, const float* gain, const float* bias, int width,
+                                                float epsilon) {
+    int lane = threadIdx.x % 32;
+    float v[EIGHT], g[EIGHT], b[EIGHT];
+    float mean = 0.0f, square = 0.0f;
+    if constexpr (CENTERED) {
+        float sum = 0.0f;
         for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
             load_eight(from, col, width, v);
 #pragma unroll
             for (int at = 0; at < EIGHT; at++) sum += v[at];
         }
-        float mean = warp_sum(sum) / width;
-        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
-            load_eight(from, col, width, v);
+        mean = warp_sum(sum) / width;
+    }
+    for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+        load_eight(from, col, width, v);
 #pragma unroll
-            for (int at = 0; at < EIGHT; at++)
-                if (col + at < width) square += (v[at] - mean) * (v[at] - mean);
-        }
-        float inverse = 1.0f / sqrtf(warp_sum(square) / width + epsilon);
-        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
-            load_eight(from, col, width, v);
-            load_floats(gain, col, width, g);
-            load_floats(bias, col, width, b);
+        for (int at = 0; at < EIGHT; at++)
+            if (!CENTERED || col + at < width) square += (v[at] - mean) * (v[at] - mean);
+    }
+    float inverse = 1.0f / sqrtf(warp_sum(square) / width + epsilon);
+    for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
+        load_eight(from, col, width, v);
+        load_floats(gain, col, width, g);
+        if constexpr (CENTERED) load_floats(bias, col, width, b);
 #pragma unroll
-            for (int at = 0; at < EIGHT; at++) v[at] = (v[at] - mean) * inverse * g[at] + b[at];
-            store_eight(y + u64(row) * width, col, width, v);
+        for (int at = 0; at < EIGHT; at++) {
+            if constexpr (CENTERED) v[at] = (v[at] - mean) * inverse * g[at] + b[at];
+            else v[at] *= inverse * g[at];
         }
-        if (lane == 0) {
-            moments[2 * row] = mean;
-            moments[2 * row + 1] = inverse;
-        }
+        store_eight(to, col, width, v);
+    }
+    return make_float2(mean, inverse);
+}
+
+extern "C" __global__ void layer_norm(const T* x, T* y, float* moments, const float* gain, const float* bias, u32 rows,
+                                      int width, float epsilon) {
+    in_turn();
+    u32 step = gridDim.x * (blockDim.x / 32);
+    for (u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += step) {
+        float2 found = normalize_row<true>(x + u64(row) * width, y + u64(row) * width, gain, bias, width, epsilon);
+        if (threadIdx.x % 32 > 0) continue;
+        moments[2 * row] = found.x;
+        moments[2 * row + 1] = found.y;
     }
 }
 
@@ -211,24 +225,10 @@ extern "C" __global__ void layer_norm_gradient(const T* x, const T* d_y, T* d_x,
 extern "C" __global__ void rms_norm(const T* x, T* y, float* inverses, const float* gain, u32 rows, int width,
                                     float epsilon) {
     in_turn();
-    u32 lane = threadIdx.x % 32, step = gridDim.x * (blockDim.x / 32);
+    u32 step = gridDim.x * (blockDim.x / 32);
     for (u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += step) {
-        float v[EIGHT], g[EIGHT];
-        float square = 0.0f;
-        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
-            load_eight(x + u64(row) * width, col, width, v);
-#pragma unroll
-            for (int at = 0; at < EIGHT; at++) square += v[at] * v[at];
-        }
-        float inverse = 1.0f / sqrtf(warp_sum(square) / width + epsilon);
-        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
-            load_eight(x + u64(row) * width, col, width, v);
-            load_floats(gain, col, width, g);
-#pragma unroll
-            for (int at = 0; at < EIGHT; at++) v[at] *= inverse * g[at];
-            store_eight(y + u64(row) * width, col, width, v);
-        }
-        if (lane == 0) inverses[row] = inverse;
+        float2 found = normalize_row<false>(x + u64(row) * width, y + u64(row) * width, gain, nullptr, width, epsilon);
+        if (threadIdx.x % 32 == 0) inverses[row] = found.y;
     }
 }
 

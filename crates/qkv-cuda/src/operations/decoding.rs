@@ -75,6 +75,57 @@ pub struct FewRowsProduct<'a> {
 /// The most rows of [`few_rows`](Operations::few_rows).
 pub const FEW_ROWS: usize = 8;
 
+/// Elements of few rows that fit into a block's shared memory: `STAGED` of `decoding.cu`.
+const STAGED: usize = 8192;
+
+/// A norm of rows, which a product of few rows computes by itself.
+#[derive(Clone, Debug)]
+pub struct RowNorm {
+    /// `[rows, width]`.
+    pub x: Array,
+    /// `[width]`, f32.
+    pub gain: Array,
+    /// Of layer norm, `[width]`, f32; RMS norm has none.
+    pub bias: Option<Array>,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+/// The input of [`few_rows`](Operations::few_rows).
+#[derive(Clone, Copy, Debug)]
+pub enum FewRowsInput<'a> {
+    /// `[rows, inner]`.
+    Rows(&'a Array),
+    /// The same after a norm.
+    Normalized(&'a RowNorm),
+}
+
+impl FewRowsInput<'_> {
+    fn x(&self) -> &Array {
+        match self {
+            FewRowsInput::Rows(x) => x,
+            FewRowsInput::Normalized(norm) => &norm.x,
+        }
+    }
+
+    /// The pointers to the input, the gain and the bias, and ε.
+    fn arguments(&self, kind: Kind, rows: usize, inner: usize) -> ([u64; 3], Argument) {
+        let x = self.x().expect(kind, rows * inner);
+        match self {
+            FewRowsInput::Rows(_) => ([x, 0, 0], Argument::F32(0.0)),
+            FewRowsInput::Normalized(RowNorm { gain, bias, epsilon, .. }) => {
+                let bias = bias.as_ref().map_or(0, |bias| bias.expect(Kind::F32, inner));
+                ([x, gain.expect(Kind::F32, inner), bias], Argument::F32(*epsilon))
+            }
+        }
+    }
+}
+
+/// Whether products of so many rows can normalize them: a block has all of them in shared memory.
+pub fn has_row_norm(rows: usize, width: usize) -> bool {
+    rows <= FEW_ROWS && width.is_multiple_of(8) && rows.next_power_of_two() * width <= STAGED
+}
+
 impl Operations {
     /// Sequences with room for this many tokens each, all at position 0.
     pub fn decode_batch(&self, sequences: usize, room: usize) -> DecodeBatch {
@@ -167,12 +218,12 @@ impl Operations {
 
     /// `y = x · Wᵀ + bias + residual` with up to three matrices, for at most eight rows, as one launch; `false`, and
     /// nothing is done, where there are more, or where rows do not begin at 16 bytes. The bits of a row do not depend
-    /// on the others.
+    /// on the others, and are those of a norm and a product apart.
     ///
     /// # Panics
     /// Where there are more matrices, or an array is too short.
-    pub fn few_rows(&self, x: &Array, rows: usize, products: &[FewRowsProduct<'_>]) -> bool {
-        let (kind, inner) = (self.activation_kind(), x.len() / rows.max(1));
+    pub fn few_rows(&self, x: FewRowsInput<'_>, rows: usize, products: &[FewRowsProduct<'_>]) -> bool {
+        let (kind, inner) = (self.activation_kind(), x.x().len() / rows.max(1));
         let outs = products.iter().all(|product| product.y.kind() == kind);
         let matrices = products.iter().map(|product| product.w);
         let Some(variant) = self.few_rows_variant(x, rows, matrices).filter(|_| outs) else { return false };
@@ -187,12 +238,14 @@ impl Operations {
         let bias = [0, 1, 2].map(|at| of(at, &bias));
         let y = [0, 1, 2].map(|at| of(at, &|product| product.y.expect(kind, rows * product.outputs)));
         let residual = residual.map_or(0, |residual| residual.expect(kind, rows * outputs[0]));
-        let pointers = [&[x.expect(kind, rows * inner)][..], &w, &bias, &y, &[residual]].concat();
+        let (x, epsilon) = x.arguments(kind, rows, inner);
+        let pointers = [&x[..], &w, &bias, &y, &[residual]].concat();
         let numbers = [&[rows, inner][..], &outputs].concat();
         let grid = [if rows == 0 { 0 } else { outputs.iter().sum::<usize>().div_ceil(8) }, 1];
-        let arguments: Vec<Argument> = pointers.into_iter().map(Ptr).chain(numbers.into_iter().map(count)).collect();
-        // SAFETY: `few_rows_N(const T* × 7, T* × 3, const T*, u32, int × 4)`, a warp of eight for each output.
-        unsafe { self.launch(name, grid, &arguments) };
+        let arguments = pointers.into_iter().map(Ptr).chain(numbers.into_iter().map(count)).chain([epsilon]);
+        // SAFETY: `few_rows_N(const T*, const float* × 2, const T* × 6, T* × 3, const T*, u32, int × 4, float)`, a warp
+        // of eight for each output.
+        unsafe { self.launch(name, grid, &arguments.collect::<Vec<_>>()) };
         true
     }
 
@@ -204,22 +257,25 @@ impl Operations {
     /// Where an array is too short.
     pub fn few_rows_gated(
         &self,
-        x: &Array,
+        x: FewRowsInput<'_>,
         rows: usize,
         [gate, up]: [(&Array, Option<&Array>); 2],
         y: &Array,
         of: Gate,
     ) -> bool {
-        let (kind, inner, outputs) = (self.activation_kind(), x.len() / rows.max(1), y.len() / rows.max(1));
+        let (kind, inner, outputs) = (self.activation_kind(), x.x().len() / rows.max(1), y.len() / rows.max(1));
         let Some(variant) = self.few_rows_variant(x, rows, [gate.0, up.0].into_iter()) else { return false };
         let name = ["few_rows_gated_1", "few_rows_gated_2", "few_rows_gated_4", "few_rows_gated_8"][variant];
         let w = [gate, up].map(|(w, _)| w.expect(kind, outputs * inner));
         let bias = [gate, up].map(|(_, bias)| bias.map_or(0, |bias| bias.expect(kind, outputs)));
-        let pointers = [x.expect(kind, rows * inner), w[0], w[1], bias[0], bias[1], y.expect(kind, rows * outputs)];
-        let numbers = [count(rows), count(inner), count(outputs), Argument::U32(of as u32)];
+        let (x, epsilon) = x.arguments(kind, rows, inner);
+        let pointers = [&x[..], &w, &bias, &[y.expect(kind, rows * outputs)]].concat();
+        let numbers = [count(rows), count(inner), count(outputs), Argument::U32(of as u32), epsilon];
         let grid = [if rows == 0 { 0 } else { outputs.div_ceil(8) }, 1];
-        // SAFETY: `few_rows_gated_N(const T* × 5, T*, u32, int × 3)`, a warp of eight for each output.
-        unsafe { self.launch(name, grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
+        let arguments: Vec<Argument> = pointers.into_iter().map(Ptr).chain(numbers).collect();
+        // SAFETY: `few_rows_gated_N(const T*, const float* × 2, const T* × 4, T*, u32, int × 3, float)`, a warp of
+        // eight for each output.
+        unsafe { self.launch(name, grid, &arguments) };
         true
     }
 
@@ -227,13 +283,29 @@ impl Operations {
     /// do not begin at 16 bytes.
     fn few_rows_variant<'a>(
         &self,
-        x: &Array,
+        x: FewRowsInput<'_>,
         rows: usize,
         mut matrices: impl Iterator<Item = &'a Array>,
     ) -> Option<usize> {
-        let (kind, inner) = (self.activation_kind(), x.len() / rows.max(1));
+        let (kind, inner) = (self.activation_kind(), x.x().len() / rows.max(1));
         let aligned = |array: &Array| array.ptr().is_multiple_of(16) && array.kind() == kind;
-        let fits = rows <= FEW_ROWS && inner.is_multiple_of(8) && aligned(x) && matrices.all(aligned);
-        fits.then(|| rows.max(1).next_power_of_two().ilog2() as usize)
+        let fits = rows <= FEW_ROWS && inner.is_multiple_of(8) && aligned(x.x()) && matrices.all(aligned);
+        let staged = matches!(x, FewRowsInput::Rows(_)) || has_row_norm(rows, inner);
+        (fits && staged).then(|| rows.max(1).next_power_of_two().ilog2() as usize)
+    }
+
+    /// A norm that a product did not compute.
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn normalize(&self, norm: &RowNorm, [rows, width]: [usize; 2]) -> Array {
+        let RowNorm { x, gain, bias, epsilon } = norm;
+        let y = self.activations(rows * width);
+        let moments = self.empty(Kind::F32, 2 * rows, "a norm");
+        match bias {
+            Some(bias) => self.layer_norm(x, [&y, &moments], [gain, bias], [rows, width], *epsilon),
+            None => self.rms_norm(x, [&y, &moments], gain, [rows, width], *epsilon),
+        }
+        y
     }
 }

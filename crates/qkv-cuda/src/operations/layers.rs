@@ -1,7 +1,7 @@
 //! Products, activations, norms, gates and recurrence: the layers of models, forward and backward.
 
 use super::launch::{Argument, DropoutArgument, DropoutKey, count};
-use super::{Array, FewRowsProduct, Kind, Operations};
+use super::{Array, FewRowsInput, FewRowsProduct, Kind, Operations};
 use crate::matmul::{Epilogue, Matmul, MatmulOperand, MatmulPointers};
 use crate::memory::Dtype;
 use Argument::{F32, Ptr, U32};
@@ -153,7 +153,7 @@ impl Operations {
         [rows, outputs, inner]: [usize; 3],
     ) {
         let product = FewRowsProduct { w, bias, y, outputs, residual };
-        if x.len() == rows * inner && self.few_rows(x, rows, &[product]) {
+        if x.len() == rows * inner && self.few_rows(FewRowsInput::Rows(x), rows, &[product]) {
             return;
         }
         let sum = ProductSum { added: residual, bias, before: None };

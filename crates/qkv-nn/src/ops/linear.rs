@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{FEW_ROWS, Factor, FewRowsProduct, Operations};
+use qkv_cuda::operations::{FEW_ROWS, Factor, FewRowsInput, FewRowsProduct, Operations};
 use qkv_simd::finish::Finish;
 use qkv_simd::matmul::Operand;
 use std::sync::Arc;
@@ -146,9 +146,9 @@ impl<T: Float> Tape<'_, T> {
         let rounded = |param: Param| self.parameters.rounded_array(param, operations);
         let matrices = layers.map(|(w, b)| (rounded(w), b.map(rounded)));
         let matrices = matrices.each_ref().map(|(w, b)| (w, b.as_ref()));
-        let input = x.value.array(operations);
-        let done = operations.few_rows_gated(&input, x.value.rows(), matrices, &y.array(operations), of.on_device());
-        done.then(|| self.constant(y))
+        let (rows, into) = (x.value.rows(), y.array(operations));
+        let product = |input: FewRowsInput<'_>| operations.few_rows_gated(input, rows, matrices, &into, of.on_device());
+        x.value.with_few_rows(operations, product).then(|| self.constant(y))
     }
 
     /// Whether a device has kernels of its own for products of these rows: few, in inference, without adapters.
@@ -185,8 +185,8 @@ impl<T: Float> Tape<'_, T> {
                 residual: None,
             })
             .collect();
-        let done = operations.few_rows(&x.value.array(operations), x.value.rows(), &products);
-        done.then(|| ys.map(|(y, _)| self.constant(y)))
+        let product = |input: FewRowsInput<'_>| operations.few_rows(input, x.value.rows(), &products);
+        x.value.with_few_rows(operations, product).then(|| ys.map(|(y, _)| self.constant(y)))
     }
 
     fn linear_on_cuda(

@@ -30,9 +30,12 @@ impl<T: Float> Tape<'_, T> {
         let shapes = (self.parameters.shape(gain), self.parameters.shape(bias));
         assert_eq!(shapes, (&[width][..], &[width][..]), "the width of `{}`", self.parameters.name(gain));
         if let Some(operations) = self.machine.cuda() {
+            let [g, b] = [gain, bias].map(|param| self.parameters.array(param, operations));
+            if let Some(y) = self.normalized_later(operations, x, &g, Some(&b), epsilon) {
+                return y;
+            }
             let y = Tensor::activations(operations, x.shape());
             let moments = operations.empty(Kind::F32, 2 * rows, "a norm");
-            let [g, b] = [gain, bias].map(|param| self.parameters.array(param, operations));
             let input = x.value.array(operations);
             let into = [&y.array(operations), &moments];
             operations.layer_norm(&input, into, [&g, &b], [rows, width], epsilon as f32);
@@ -59,6 +62,21 @@ impl<T: Float> Tape<'_, T> {
             bias,
             moments,
         })
+    }
+}
+
+impl<T: Float> Tape<'_, T> {
+    /// A norm of few rows in inference on a device: the product that follows computes it.
+    fn normalized_later(
+        &self,
+        operations: &Operations,
+        x: &Var<T>,
+        gain: &Array,
+        bias: Option<&Array>,
+        epsilon: f64,
+    ) -> Option<Var<T>> {
+        let later = || x.value.normalized_later(operations, gain.clone(), bias.cloned(), epsilon);
+        if self.is_inference() { later().map(|y| self.constant(y)) } else { None }
     }
 }
 
@@ -127,9 +145,13 @@ impl<T: Float> Tape<'_, T> {
         let (rows, width) = (x.value.rows(), x.value.width());
         assert_eq!(self.parameters.shape(gain), [width], "the width of `{}`", self.parameters.name(gain));
         if let Some(operations) = self.machine.cuda() {
+            let g = self.parameters.array(gain, operations);
+            if let Some(y) = self.normalized_later(operations, x, &g, None, epsilon) {
+                return y;
+            }
             let y = Tensor::activations(operations, x.shape());
             let inverses = operations.empty(Kind::F32, rows, "a norm");
-            let (g, input) = (self.parameters.array(gain, operations), x.value.array(operations));
+            let input = x.value.array(operations);
             operations.rms_norm(&input, [&y.array(operations), &inverses], &g, [rows, width], epsilon as f32);
             let inverses = Tensor::on_device(operations, inverses, &[rows, 1]);
             let (slot, input) = (x.slot, x.value.clone());

@@ -1,20 +1,10 @@
 //! What a device reads of logits is what the CPU reads of them.
 
-use qkv_cuda::operations::{Drawing, MOST_HIGHEST, NO_TOKEN, Operations};
-use qkv_cuda::{Cuda, Dtype};
+use super::devices::devices;
+use qkv_cuda::operations::{Drawing, MOST_HIGHEST, NO_TOKEN};
 use qkv_nn::{Machine, Parameters, Pool, Tape, Tensor};
 use qkv_simd::logits::survey;
 use qkv_simd::{Isa, philox};
-
-/// In bf16, where many logits are equal, and in f32.
-fn devices() -> Vec<Operations> {
-    let on = |cuda: qkv_cuda::Result<Cuda>, dtype| {
-        let operations = cuda.and_then(|cuda| cuda.operations(dtype));
-        operations.map_err(|error| println!("skipped: {error}")).ok()
-    };
-    let dtypes = [Dtype::F32, Dtype::Bf16];
-    dtypes.into_iter().flat_map(|dtype| [on(Cuda::emulated(), dtype), on(Cuda::new(0), dtype)]).flatten().collect()
-}
 
 /// Logits that are exact in bf16.
 fn logits(classes: usize, seed: usize, levels: usize) -> Vec<f32> {

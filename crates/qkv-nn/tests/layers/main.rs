@@ -1,6 +1,7 @@
 //! The tests of the crate, one binary: each file holds one property.
 
 mod captures;
+mod devices;
 mod few_rows;
 mod golden;
 mod gradients;

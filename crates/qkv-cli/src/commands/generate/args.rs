@@ -129,7 +129,7 @@ impl GenerateArgs {
             adapter: matches.path("adapter"),
             input: matches.path("input"),
             each_line: matches.switch("each-line"),
-            together: matches.count("together").unwrap_or(1),
+            together: matches.count("together").unwrap_or(64),
             chat: matches.switch("chat"),
             system: matches.text("system"),
             greedy: matches.switch("greedy"),
