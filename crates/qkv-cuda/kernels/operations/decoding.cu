@@ -196,8 +196,8 @@ __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, c
 // a residual, one matrix, y += residual.
 template <int ROWS>
 __device__ __forceinline__ void few_rows(const T* x, const RowNorm& norm, const T* const (&w)[3],
-                                         const T* const (&bias)[3], T* const (&y)[3], const T* residual, u32 rows, int inner,
-                                         const int (&outputs)[3]) {
+                                         const T* const (&bias)[3], T* const (&y)[3], const T* residual, u32 rows,
+                                         int inner, const int (&outputs)[3]) {
     int output = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, which = 0;
     if (output >= outputs[0]) output -= outputs[0], which = 1;
     if (which == 1 && output >= outputs[1]) output -= outputs[1], which = 2;
@@ -223,7 +223,8 @@ __device__ __forceinline__ void few_rows(const T* x, const RowNorm& norm, const 
 // y[r, o] = f(gate) · up of the two products Σᵢ norm(x)[r, i] · w[o, i] + bias[o], each rounded: a warp an output.
 template <int ROWS>
 __device__ __forceinline__ void few_rows_gated(const T* x, const RowNorm& norm, const T* const (&w)[2],
-                                               const T* const (&bias)[2], T* y, u32 rows, int inner, int outputs, int of) {
+                                               const T* const (&bias)[2], T* y, u32 rows, int inner, int outputs,
+                                               int of) {
     int output = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     bool is_there = output < outputs;
     u64 start = u64(is_there ? output : 0) * inner;
