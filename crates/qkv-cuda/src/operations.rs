@@ -39,6 +39,7 @@ mod training;
 pub use additive::{AdditiveCall, AdditiveChoice, AdditiveOutput};
 pub use array::{Array, Fetched, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
+pub(crate) use decoding::STAGED;
 pub use decoding::{DecodeBatch, FEW_ROWS, FewRowsInput, FewRowsProduct, NO_TOKEN, RowNorm, has_row_norm};
 pub use graph::{Graph, RepeatedWork};
 pub use images::ImageWindows;

@@ -6,7 +6,7 @@ use crate::general_params::{GeneralParams, MaskOp, Tensor};
 use crate::hopper_params::HopperParams;
 use crate::kernel_abi::constants;
 use crate::memory::Dtype;
-use crate::operations::MOST_HIGHEST;
+use crate::operations::{MOST_HIGHEST, STAGED};
 use qkv::engine::mask_constants;
 use std::fmt::Write as _;
 
@@ -337,6 +337,7 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
             "-std=c++17".into(),
             format!("-DELEMENT={}", element(dtype)),
             format!("-DMOST_HIGHEST={MOST_HIGHEST}"),
+            format!("-DSTAGED={STAGED}"),
         ],
         kernels: OPERATIONS,
     }

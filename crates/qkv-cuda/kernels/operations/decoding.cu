@@ -106,9 +106,6 @@ extern "C" __global__ void next_token(const T* logits, u32* ids, u32* positions,
     advance(positions, places, lengths, room);
 }
 
-// Elements of x in shared memory.
-#define STAGED 8192
-
 // sums[r] += Σ x[r, col + i] · w[i] for eight columns.
 template <int ROWS>
 __device__ __forceinline__ void add_products(const Eight& w, const T* x, int col, int width, float (&sums)[ROWS]) {
@@ -128,9 +125,10 @@ struct RowNorm {
     float epsilon;
 };
 
-// sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, by a warp, x by way of shared memory: each weight is
-// read once. Rows that are normalized before are staged as a whole. The order of a row's sum depends neither on the
-// other rows nor on ROWS. Every thread of a block comes here, also where its warp has nothing to sum.
+// sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, by a warp, x by way of STAGED elements of shared
+// memory: each weight is read once. Rows that are normalized before are staged as a whole. The order of a row's sum
+// depends neither on the other rows nor on ROWS. Every thread of a block comes here, also where its warp has nothing to
+// sum.
 template <int ROWS, int N>
 __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, const T* const (&weights)[N],
                                               bool is_there, u32 rows, int inner, float (&sums)[N][ROWS]) {

@@ -75,8 +75,8 @@ pub struct FewRowsProduct<'a> {
 /// The most rows of [`few_rows`](Operations::few_rows).
 pub const FEW_ROWS: usize = 8;
 
-/// Elements of few rows that fit into a block's shared memory: `STAGED` of `decoding.cu`.
-const STAGED: usize = 8192;
+/// Elements of few rows that a block has in shared memory at a time.
+pub(crate) const STAGED: usize = 8192;
 
 /// A norm of rows, which a product of few rows computes by itself.
 #[derive(Clone, Debug)]
