@@ -49,7 +49,7 @@ impl DecodeForward {
         let device = call.driver.device();
         let tma = device.is_hopper() && !general_only && is_tma_addressable(tensors);
         let eights = (hq / hk).div_ceil(8).min(2);
-        let (kind, heads) = match (tma, sees_every_key(call, tensors)) {
+        let (kind, heads) = match (tma, sees_first_keys(call, tensors)) {
             (false, _) => (Kind::Decode, 16),
             (true, false) => (Kind::DecodeTma, 16),
             (true, true) => (Kind::DecodePlain { heads: eights }, 8 * eights),
@@ -110,12 +110,12 @@ fn is_tma_addressable(tensors: &Tensors) -> bool {
     tensors.k.is_tma_addressable() && tensors.v.is_tma_addressable()
 }
 
-/// Whether the query sees every key, scores are scaled products, and only the output is computed.
-fn sees_every_key(call: &Call, tensors: &Tensors) -> bool {
+/// Whether the query sees every key, or the first of them, scores are scaled products, and only the output is computed.
+fn sees_first_keys(call: &Call, tensors: &Tensors) -> bool {
     let attention = &call.attention;
     let dropout = attention.dropout.is_some_and(|dropout| dropout.threshold() > 0);
     let biased = attention.bias.has_alibi() || tensors.table.is_some() || tensors.bias.is_some();
     let causal_at_the_end = call.place == Place::End && attention.mask == Mask::Causal;
-    let full = attention.mask == Mask::Full || causal_at_the_end;
+    let full = matches!(attention.mask, Mask::Full | Mask::Lengths) || causal_at_the_end;
     full && attention.softcap.is_none() && !biased && !dropout && !attention.entropy
 }

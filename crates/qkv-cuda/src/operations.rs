@@ -40,7 +40,7 @@ pub use additive::{AdditiveCall, AdditiveChoice, AdditiveOutput};
 pub use array::{Array, Fetched, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
 pub(crate) use decoding::STAGED;
-pub use decoding::{DecodeBatch, FEW_ROWS, FewRowsInput, FewRowsProduct, NO_TOKEN, RowNorm, has_row_norm};
+pub use decoding::{CacheEnd, DecodeBatch, FEW_ROWS, FewRowsInput, FewRowsProduct, NO_TOKEN, RowNorm, has_row_norm};
 pub use graph::{Graph, RepeatedWork};
 pub use images::ImageWindows;
 pub use launch::{Drawing, DropoutKey};

@@ -1,7 +1,8 @@
-// Decoding on Hopper for the common case: the query sees every key, and scores are scaled products. As in decode.cu, a
-// producer warp loads 64 keys and values at a time by TMA, and four consumer warps compute with 16 of them each.
-// Products are transposed: keys, then columns of the values, are the rows of the tensor-core tile, and 8 · HEADS query
-// heads its columns. That halves products and registers. Nothing is called: the ring leaves too little L1 for a stack.
+// Decoding on Hopper for the common case: the query sees every key, or the first lengths[b] of them, and scores are
+// scaled products. As in decode.cu, a producer warp loads 64 keys and values at a time by TMA, and four consumer warps
+// compute with 16 of them each. Products are transposed: keys, then columns of the values, are the rows of the
+// tensor-core tile, and 8 · HEADS query heads its columns. That halves products and registers. Nothing is called: the
+// ring leaves too little L1 for a stack.
 
 #ifndef HEADS // query heads of a group, in eights: 1 or 2
 #define HEADS 1
@@ -45,9 +46,15 @@ struct WorkTile {
         number = work - at * params.splits;
         int both = at / row_tiles;
         row_tile = at - both * row_tiles, b = both / params.key_heads, key_head = both - b * params.key_heads;
-        start = number * SPLIT_KEYS, end = start + SPLIT_KEYS < params.m ? start + SPLIT_KEYS : params.m;
+        int keys = params.lengths && params.lengths[b] < params.m ? params.lengths[b] : params.m;
+        start = number * SPLIT_KEYS, end = start + SPLIT_KEYS < keys ? start + SPLIT_KEYS : keys;
     }
 };
+
+// Of a pair of elements of two successive keys, those of the first `count` keys.
+__device__ __forceinline__ u32 kept_of_pair(int count) {
+    return count >= 2 ? 0xffffffffu : count == 1 ? 0xffffu : 0u;
+}
 
 extern "C" __global__ void __launch_bounds__(160, BLOCKS)
     decode(const __grid_constant__ GeneralParams params, const __grid_constant__ TensorMap map_k,
@@ -136,8 +143,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
 #pragma unroll
                 for (int x = 0; x < 4; x++) {
                     s[n][x] = (s[n][x] + more[n][x]) * scale_log2[n][x % 2];
-                    if (first + warp * 16 + g + x / 2 * 8 >= split.end)
-                        s[n][x] = -INFINITE; // values out of range are zeros
+                    if (first + warp * 16 + g + x / 2 * 8 >= split.end) s[n][x] = -INFINITE;
                     max_grew |= s[n][x] > most[n][x % 2] + 8.0f;
                 }
             // Lazy rescaling: the running maximum moves only when a score exceeds it by 2^8.
@@ -166,10 +172,15 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
                 weights[n][0] = transposed(pack_pair(s[n][0], s[n][1]));
                 weights[n][1] = transposed(pack_pair(s[n][2], s[n][3]));
             }
+            // A value that is not seen may be anything: a weight of 0 does not remove a NaN.
+            int left = split.end - (first + warp * 16 + 2 * t);
+            u32 kept[2] = {kept_of_pair(left), kept_of_pair(left - 8)};
 #pragma unroll
             for (int m = 0; m < WIDTH / 16; m++) {
                 u32 a[4];
                 ldmatrix_trans(a, swizzled(values, warp * 16 + lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+#pragma unroll
+                for (int x = 0; x < 4; x++) a[x] &= kept[x / 2];
 #pragma unroll
                 for (int n = 0; n < HEADS; n++) mma(acc[m][n], a, weights[n][0], weights[n][1]);
             }

@@ -2,10 +2,9 @@
 // launches for every token and can be recorded as one graph.
 
 // Turns the pair (x[i], x[i + half]) of a head by an angle.
-__device__ __forceinline__ void turn(const T* from, T* to, u32 half, float cosine, float sine) {
-    float a = widen(from[0]), b = widen(from[half]);
-    to[0] = narrow(a * cosine - b * sine);
-    to[half] = narrow(b * cosine + a * sine);
+__device__ __forceinline__ void turn(T a, T b, T* to, u32 half, float cosine, float sine) {
+    to[0] = narrow(widen(a) * cosine - widen(b) * sine);
+    to[half] = narrow(widen(b) * cosine + widen(a) * sine);
 }
 
 // The new token of each sequence: the pairs (x[i], x[i + half]) of the heads of q and k turned by the angles of
@@ -27,9 +26,9 @@ extern "C" __global__ void append_at(T* q, const T* k, const T* v, T* keys, T* v
         } else {
             u32 pair = item < q_items ? item : item - q_items, i = pair % half, col = pair / half * 2 * half + i;
             float c = cosines[position * half + i], s = sines[position * half + i];
-            T* query = q + u64(row) * q_width + col;
-            if (item < q_items) turn(query, query, half, c, s);
-            else turn(k + u64(row) * k_width + col, keys + to * k_width + col, half, c, s);
+            const T* from = item < q_items ? q + u64(row) * q_width + col : k + u64(row) * k_width + col;
+            T* into = item < q_items ? q + u64(row) * q_width + col : keys + to * k_width + col;
+            turn(from[0], from[half], into, half, c, s);
         }
     }
 }
@@ -128,10 +127,11 @@ struct RowNorm {
 // sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, by a warp, x by way of STAGED elements of shared
 // memory: each weight is read once. Rows that are normalized before are staged as a whole. The order of a row's sum
 // depends neither on the other rows nor on ROWS. Every thread of a block comes here, also where its warp has nothing to
-// sum.
-template <int ROWS, int N>
+// sum. `meanwhile` is called once the launches before are done: its loads are on their way while x is staged.
+template <int ROWS, int N, class F>
 __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, const T* const (&weights)[N],
-                                              bool is_there, u32 rows, int inner, float (&sums)[N][ROWS]) {
+                                              bool is_there, u32 rows, int inner, float (&sums)[N][ROWS],
+                                              F meanwhile) {
     constexpr int TILE = STAGED / ROWS, STEP = 32 * EIGHT;
     constexpr int EARLY = 6 / N < TILE / STEP ? 6 / N : TILE / STEP;
     launch_dependents();
@@ -151,6 +151,7 @@ __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, c
         if (norm.bias) prefetch(norm.bias + col);
     }
     wait_on_dependency();
+    meanwhile();
     for (int base = 0; base < inner; base += TILE) {
         int width = inner - base < TILE ? inner - base : TILE;
         __syncthreads();
@@ -205,7 +206,7 @@ __device__ __forceinline__ void few_rows(const T* x, const RowNorm& norm, const 
     const T* added = which == 0 ? bias[0] : which == 1 ? bias[1] : bias[2];
     T* to = which == 0 ? y[0] : which == 1 ? y[1] : y[2];
     float sums[1][ROWS] = {};
-    warp_products<ROWS, 1>(x, norm, {weights}, is_there, rows, inner, sums);
+    warp_products<ROWS, 1>(x, norm, {weights}, is_there, rows, inner, sums, [] {});
     if (!is_there || threadIdx.x % 32 > 0) return;
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
@@ -227,7 +228,7 @@ __device__ __forceinline__ void few_rows_gated(const T* x, const RowNorm& norm, 
     bool is_there = output < outputs;
     u64 start = u64(is_there ? output : 0) * inner;
     float sums[2][ROWS] = {};
-    warp_products<ROWS, 2>(x, norm, {w[0] + start, w[1] + start}, is_there, rows, inner, sums);
+    warp_products<ROWS, 2>(x, norm, {w[0] + start, w[1] + start}, is_there, rows, inner, sums, [] {});
     if (!is_there || threadIdx.x % 32 > 0) return;
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
@@ -237,6 +238,51 @@ __device__ __forceinline__ void few_rows_gated(const T* x, const RowNorm& norm, 
         for (int m = 0; m < 2; m++)
             both[m] = widen(narrow(bias[m] ? sums[m][row] + widen(bias[m][output]) : sums[m][row]));
         y[u64(row) * outputs + output] = narrow(both[1] * gate_of(both[0], of, &slope));
+    }
+}
+
+// The new token of each of at most ROWS sequences: queries, keys and values, Σᵢ norm(x)[r, i] · w[o, i] + bias[o], are
+// rounded, and turned and stored as by `append_at`, the queries in y. A warp computes the pair of outputs that is turned
+// together, of values and where nothing is turned two neighbours, and its lane r ends row r.
+template <int ROWS>
+__device__ __forceinline__ void few_rows_appended(const T* x, const RowNorm& norm, const T* const (&w)[3],
+                                                  const T* const (&bias)[3], T* const (&y)[3], const float* cosines,
+                                                  const float* sines, const u32* positions, u32 rows, u32 room,
+                                                  u32 half, int inner, const int (&outputs)[3]) {
+    int pair = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, which = 0;
+    if (pair >= outputs[0] / 2) pair -= outputs[0] / 2, which = 1;
+    if (which == 1 && pair >= outputs[1] / 2) pair -= outputs[1] / 2, which = 2;
+    int across = which == 0 ? outputs[0] : which == 1 ? outputs[1] : outputs[2];
+    bool is_there = pair < across / 2, turns = which < 2 && half > 0;
+    int apart = turns ? int(half) : 1, output = is_there ? pair / apart * 2 * apart + pair % apart : 0;
+    const T* weights = (which == 0 ? w[0] : which == 1 ? w[1] : w[2]) + u64(output) * inner;
+    const T* added = which == 0 ? bias[0] : which == 1 ? bias[1] : bias[2];
+    T* to = which == 0 ? y[0] : which == 1 ? y[1] : y[2];
+    bool ends_row = is_there && lane < int(rows);
+    u32 position = 0;
+    float cosine = 1.0f, sine = 0.0f;
+    float sums[2][ROWS] = {};
+    warp_products<ROWS, 2>(x, norm, {weights, weights + u64(is_there ? apart : 0) * inner}, is_there, rows, inner, sums,
+                           [&] {
+                               if (!ends_row) return;
+                               position = positions[lane];
+                               if (!turns) return;
+                               cosine = cosines[position * half + pair % apart];
+                               sine = sines[position * half + pair % apart];
+                           });
+    if (!ends_row) return;
+    float a = 0.0f, b = 0.0f;
+#pragma unroll
+    for (int row = 0; row < ROWS; row++)
+        if (row == lane) a = sums[0][row], b = sums[1][row];
+    if (added) a += widen(added[output]), b += widen(added[output + apart]);
+    u64 row = which == 0 ? u64(lane) : u64(lane) * room + position;
+    T* at = to + row * across + output;
+    if (turns) {
+        turn(narrow(a), narrow(b), at, half, cosine, sine);
+    } else {
+        at[0] = narrow(a);
+        at[1] = narrow(b);
     }
 }
 
@@ -256,6 +302,15 @@ __device__ __forceinline__ void few_rows_gated(const T* x, const RowNorm& norm, 
         few_rows_gated<ROWS>(x, {gain, shift, epsilon}, {w0, w1}, {b0, b1}, y, rows, inner, outputs, of);            \
     }
 
+#define FEW_ROWS_APPENDED(ROWS)                                                                                      \
+    extern "C" __global__ void few_rows_appended_##ROWS(                                                             \
+        const T* x, const float* gain, const float* shift, const T* w0, const T* w1, const T* w2, const T* b0,       \
+        const T* b1, const T* b2, T* q, T* keys, T* values, const float* cosines, const float* sines,                \
+        const u32* positions, u32 rows, u32 room, u32 half, int inner, int o0, int o1, int o2, float epsilon) {      \
+        few_rows_appended<ROWS>(x, {gain, shift, epsilon}, {w0, w1, w2}, {b0, b1, b2}, {q, keys, values}, cosines,   \
+                                sines, positions, rows, room, half, inner, {o0, o1, o2});                            \
+    }
+
 FEW_ROWS(1)
 FEW_ROWS(2)
 FEW_ROWS(4)
@@ -264,3 +319,7 @@ FEW_ROWS_GATED(1)
 FEW_ROWS_GATED(2)
 FEW_ROWS_GATED(4)
 FEW_ROWS_GATED(8)
+FEW_ROWS_APPENDED(1)
+FEW_ROWS_APPENDED(2)
+FEW_ROWS_APPENDED(4)
+FEW_ROWS_APPENDED(8)

@@ -54,6 +54,38 @@ impl DecodeBatch {
     }
 }
 
+/// Where the keys and values of each sequence's new token go.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheEnd<'a> {
+    /// Keys and values, `[B, room, width]` each.
+    pub caches: [&'a Array; 2],
+    /// Tables of cosines and sines, f32 `[room, half]`: the heads of keys and queries are turned by those of their
+    /// position.
+    pub angles: Option<[&'a Array; 2]>,
+    /// The positions.
+    pub batch: &'a DecodeBatch,
+}
+
+impl CacheEnd<'_> {
+    /// Widths of keys and values.
+    fn widths(&self) -> [usize; 2] {
+        self.caches.map(|cache| cache.len() / (self.batch.len() * self.batch.room).max(1))
+    }
+
+    /// Half of the width of a head that is turned, or 0.
+    fn half(&self) -> usize {
+        self.angles.map_or(0, |[cosines, _]| cosines.len() / self.batch.room.max(1))
+    }
+
+    /// The pointers to the caches, the tables and the positions.
+    fn pointers(&self, kind: Kind) -> [u64; 5] {
+        let all = self.batch.room * self.half();
+        let [cosines, sines] = self.angles.map_or([0; 2], |of| of.map(|table| table.expect(Kind::F32, all)));
+        let [keys, values] = self.caches.map(|cache| cache.expect(kind, 0));
+        [keys, values, cosines, sines, self.batch.positions.ptr()]
+    }
+}
+
 /// What [`Operations::next_token`] chooses where a logit is not finite.
 pub const NO_TOKEN: u32 = u32::MAX;
 
@@ -147,33 +179,22 @@ impl Operations {
         self.write(&batch.lengths, &positions.iter().map(|&at| at as i32 + 1).collect::<Vec<_>>());
     }
 
-    /// Writes the keys and values of each sequence's new token, `[B, width]` each, into caches `[B, room, width]`. With
-    /// angles, tables of cosines and sines `[room, half]`, the heads of keys are turned by those of their position
-    /// before, and those of the queries too, in place.
+    /// Writes the keys and values of each sequence's new token, `[B, width]` each, to the end of its cache. With angles,
+    /// the heads of keys and, in place, of queries are turned before.
     ///
     /// # Panics
     /// Where an array is too short.
-    pub fn append_at(
-        &self,
-        [q, k, v]: [&Array; 3],
-        caches: [&Array; 2],
-        angles: Option<[&Array; 2]>,
-        batch: &DecodeBatch,
-    ) {
-        let (kind, rows) = (self.activation_kind(), batch.len());
-        let [q_width, k_width, v_width] = [q, k, v].map(|new| new.len() / rows.max(1));
-        let half = angles.map_or(0, |[cosines, _]| cosines.len() / batch.room.max(1));
+    pub fn append_at(&self, [q, k, v]: [&Array; 3], end: CacheEnd<'_>) {
+        let (kind, rows, half) = (self.activation_kind(), end.batch.len(), end.half());
+        let ([k_width, v_width], q_width) = (end.widths(), q.len() / rows.max(1));
         assert!(half == 0 || q_width % (2 * half) == 0 && k_width % (2 * half) == 0, "whole heads");
-        let [cosines, sines] = angles.map_or([0; 2], |of| of.map(|table| table.expect(Kind::F32, batch.room * half)));
-        let keys = caches[0].expect(kind, rows * batch.room * k_width);
-        let values = caches[1].expect(kind, rows * batch.room * v_width);
-        let [q, k, v] = [q, k, v].map(|new| new.expect(kind, 0));
-        let pointers = [q, k, v, keys, values, cosines, sines, batch.positions.ptr()];
+        let new = [q.expect(kind, 0), k.expect(kind, rows * k_width), v.expect(kind, rows * v_width)];
+        let pointers = [&new[..], &end.pointers(kind)].concat().into_iter().map(Ptr);
         let grid = [self.blocks(rows * (q_width + k_width + v_width)), 1];
-        let numbers = [rows, batch.room, half, q_width, k_width, v_width].map(count);
+        let numbers = [rows, end.batch.room, half, q_width, k_width, v_width].map(count);
         // SAFETY: `append_at(T*, const T* × 2, T* × 2, const float* × 2, const u32*, u32 × 6)`; positions are within
         // the room.
-        unsafe { self.launch("append_at", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
+        unsafe { self.launch("append_at", grid, &pointers.chain(numbers).collect::<Vec<_>>()) };
     }
 
     /// Lets sequences go on from others, `parents [B]`, as beam search does: what is before their positions in caches
@@ -276,6 +297,42 @@ impl Operations {
         // SAFETY: `few_rows_gated_N(const T*, const float* × 2, const T* × 4, T*, u32, int × 3, float)`, a warp of
         // eight for each output.
         unsafe { self.launch(name, grid, &arguments) };
+        true
+    }
+
+    /// The new token of each of at most eight sequences: queries, which go to `q`, keys and values as products of `x`
+    /// with three matrices `[outputs, inner]`, and [`append_at`](Operations::append_at), as one launch with the same
+    /// bits; `false`, and nothing is done, as for [`few_rows`](Operations::few_rows).
+    ///
+    /// # Panics
+    /// Where an array is too short.
+    pub fn few_rows_appended(
+        &self,
+        x: FewRowsInput<'_>,
+        matrices: [(&Array, Option<&Array>); 3],
+        q: &Array,
+        end: CacheEnd<'_>,
+    ) -> bool {
+        let (kind, rows, half) = (self.activation_kind(), end.batch.len(), end.half());
+        let (inner, [k_width, v_width]) = (x.x().len() / rows.max(1), end.widths());
+        let outputs = [q.len() / rows.max(1), k_width, v_width];
+        let pairs = outputs.iter().all(|outputs| outputs % 2 == 0);
+        let variant = self.few_rows_variant(x, rows, matrices.iter().map(|(w, _)| *w));
+        let Some(variant) = variant.filter(|_| pairs) else { return false };
+        assert!(half == 0 || outputs[..2].iter().all(|outputs| outputs % (2 * half) == 0), "whole heads");
+        let name =
+            ["few_rows_appended_1", "few_rows_appended_2", "few_rows_appended_4", "few_rows_appended_8"][variant];
+        let of = |at: usize| (matrices[at], outputs[at]);
+        let w = [0, 1, 2].map(of).map(|((w, _), outputs)| w.expect(kind, outputs * inner));
+        let bias = [0, 1, 2].map(of).map(|((_, bias), outputs)| bias.map_or(0, |bias| bias.expect(kind, outputs)));
+        let (x, epsilon) = x.arguments(kind, rows, inner);
+        let pointers = [&x[..], &w, &bias, &[q.expect(kind, 0)], &end.pointers(kind)].concat();
+        let numbers = [&[rows, end.batch.room, half, inner][..], &outputs].concat();
+        let grid = [if rows == 0 { 0 } else { outputs.iter().sum::<usize>().div_ceil(16) }, 1];
+        let arguments = pointers.into_iter().map(Ptr).chain(numbers.into_iter().map(count)).chain([epsilon]);
+        // SAFETY: `few_rows_appended_N(const T*, const float* × 2, const T* × 6, T* × 3, const float* × 2, const u32*,
+        // u32 × 3, int × 4, float)`, a warp of eight for each pair of outputs; positions are within the room.
+        unsafe { self.launch(name, grid, &arguments.collect::<Vec<_>>()) };
         true
     }
 

@@ -100,3 +100,32 @@ fn masked_nan_has_no_effect_in_short_sequences() {
         }
     }
 }
+
+#[test]
+fn a_token_sees_nothing_beyond_its_length() {
+    let lengths = [0, 1, 15, 16, 17, 64, 65, 511, 512, 513, 600];
+    let attention = Attention::scaled_dot().mask(Mask::lengths());
+    for (cuda, width) in devices().iter().flat_map(|cuda| [64, 128].map(|width| (cuda, width))) {
+        let q = Tensor::<bf16, 4>::randn([lengths.len(), 6, 1, width], 1);
+        let run = |odd: f32| {
+            let [k, v] = [2, 3].map(|seed| {
+                let mut rows = Tensor::<bf16, 4>::randn([lengths.len(), 2, 600, width], seed);
+                for (b, &length) in lengths.iter().enumerate() {
+                    for (h, i, x) in
+                        (0..2).flat_map(|h| (length..600).flat_map(move |i| (0..width).map(move |x| (h, i, x))))
+                    {
+                        rows[[b, h, i, x]] = bf16::from_f32(odd);
+                    }
+                }
+                rows
+            });
+            cuda.forward(&attention, Inputs::new(&q, &k, &v).lengths(&lengths)).unwrap().values
+        };
+        let plain = run(0.0);
+        assert!(plain.data().iter().all(|x| x.to_f32().is_finite()));
+        assert!(plain.data()[..6 * width].iter().all(|x| *x == bf16::ZERO), "without keys there is nothing to mix");
+        for odd in [f32::NAN, f32::INFINITY] {
+            assert_eq!(run(odd).data(), plain.data(), "{odd}, heads of {width} on {}", cuda.device().name);
+        }
+    }
+}

@@ -100,6 +100,9 @@ pub fn one_token() -> Vec<Case> {
     for (d, m, hq, hk) in [(64, 700, 8, 2), (128, 1030, 4, 4), (64, 5, 20, 1), (256, 530, 3, 1), (128, 512, 32, 2)] {
         let sizes = Sizes::new(1, m, d).heads(2, hq, hk);
         cases.push(Case::new(format!("one token {m}×{d} of {hq}/{hk}"), scaled(), sizes, plain()));
+        let (name, lengths) =
+            (format!("one token {m}×{d} of {hq}/{hk} with lengths"), Extras { lengths: true, ..plain() });
+        cases.push(Case::new(name, scaled(), sizes, lengths));
         let all = scaled().softcap(3.0).bias(Bias::alibi()).dropout(0.3).mask(Mask::causal() & Mask::window(600, 0));
         let extras = Extras { sinks: true, lengths: true, table: Some((9, true)), all_upstream: true, ..plain() };
         cases.push(Case::new(format!("one token {m}×{d} of {hq}/{hk} with the rest"), all, sizes, extras));

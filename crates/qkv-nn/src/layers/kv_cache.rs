@@ -8,7 +8,7 @@ use crate::heads::{Heads, head_strides};
 use crate::ops::rotary::Angles;
 use crate::tensor::Tensor;
 use qkv::{Pages, Source, View};
-use qkv_cuda::operations::{Array, DecodeBatch, Kind, Operations};
+use qkv_cuda::operations::{Array, CacheEnd, DecodeBatch, Kind, Operations};
 use std::borrow::Cow;
 
 /// The cached keys and values of a layer.
@@ -113,6 +113,11 @@ impl<T: Float> KvCache<T> {
         self.batch
     }
 
+    /// Whether keys and values of a token have these widths, all heads together.
+    pub(crate) fn has_widths(&self, widths: [usize; 2]) -> bool {
+        self.widths.map(|width| self.heads * width) == widths
+    }
+
     fn check(&self, k: &Tensor<T>, v: &Tensor<T>) -> qkv::Result<usize> {
         let new = k.shape().get(1).copied().unwrap_or(0);
         for (name, tensor, width) in [("k", k, self.widths[0]), ("v", v, self.widths[1])] {
@@ -165,15 +170,19 @@ impl<T: Float> KvCache<T> {
         v: &Tensor<T>,
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Option<Tensor<T>>> {
-        let Some(DeviceRows { operations, arrays: [keys, values], batch: Some(batch), .. }) = &self.device else {
-            return Ok(None);
-        };
+        let Some((operations, end)) = self.counted_end(angles) else { return Ok(None) };
         self.check(k, v)?;
         let mut q = q.clone();
         let new = [&q.array_mut(operations), &k.array(operations), &v.array(operations)].map(Clone::clone);
-        let tables = angles.and_then(Angles::on_device).map(|[cosines, sines]| [cosines, sines]);
-        operations.append_at(new.each_ref(), [keys, values], tables, batch);
+        operations.append_at(new.each_ref(), end);
         Ok(Some(q))
+    }
+
+    /// Where the next token of each sequence of a [counted](KvCache::counted) cache goes.
+    pub(crate) fn counted_end<'a>(&'a self, angles: Option<&'a Angles<T>>) -> Option<(&'a Operations, CacheEnd<'a>)> {
+        let DeviceRows { operations, arrays, batch: Some(batch), .. } = self.device.as_ref()? else { return None };
+        let angles = angles.and_then(Angles::on_device).map(|tables| tables.each_ref());
+        Some((operations, CacheEnd { caches: arrays.each_ref(), angles, batch }))
     }
 
     /// Fills an empty cache with a memory that does not grow: sequences that [`select`](KvCache::select) repeats share

@@ -311,7 +311,13 @@ impl MultiHead {
         angles: Option<&Angles<T>>,
     ) -> qkv::Result<Var<T>> {
         let start = cache.len();
-        let [q, k, v] = tape.linear_together(x, [self.q, self.k, self.v].map(|linear| (linear.weight, linear.bias)));
+        let layers = [self.q, self.k, self.v].map(|linear| (linear.weight, linear.bias));
+        if self.norms.is_none()
+            && let Some(q) = tape.few_rows_appended(x, layers, cache, angles)
+        {
+            return tape.attend_cached(&q, cache, &self.options());
+        }
+        let [q, k, v] = tape.linear_together(x, layers);
         let [q, k] = self.normalized(tape, [q, k]);
         if let Some(q) = cache.append_counted(q.value(), k.value(), v.value(), angles)? {
             return tape.attend_cached(&tape.constant(q), cache, &self.options());

@@ -1,9 +1,11 @@
 //! A fused linear layer: `y = dropout(activation(x Wᵀ + b))`.
 
 use super::adapter::AdapterCall;
+use super::rotary::Angles;
 use crate::activation_source::ActivationSource;
 use crate::dropout_mask::{DropoutMask, apply_dropout};
 use crate::float::Float;
+use crate::layers::KvCache;
 use crate::loops::{Activate, Activation, ActivationGradient, Gate};
 use crate::machine::Machine;
 use crate::parameters::Param;
@@ -149,6 +151,32 @@ impl<T: Float> Tape<'_, T> {
         let (rows, into) = (x.value.rows(), y.array(operations));
         let product = |input: FewRowsInput<'_>| operations.few_rows_gated(input, rows, matrices, &into, of.on_device());
         x.value.with_few_rows(operations, product).then(|| self.constant(y))
+    }
+
+    /// Queries of the next token of each sequence of a [counted](KvCache::counted) cache, from a few rows `x [B, 1, C]`,
+    /// and its keys and values at the end of the cache, all turned by the angles of its position, as one launch; `None`,
+    /// and nothing is done, where this is another cache, or where they are not few rows in inference.
+    pub(crate) fn few_rows_appended(
+        &self,
+        x: &Var<T>,
+        layers: [(Param, Option<Param>); 3],
+        cache: &mut KvCache<T>,
+        angles: Option<&Angles<T>>,
+    ) -> Option<Var<T>> {
+        let (operations, end) = cache.counted_end(angles)?;
+        let [q_width, k_width, v_width] = layers.map(|(w, _)| self.parameters.shape(w)[0]);
+        let fits = x.value.rows() == end.batch.len() && cache.has_widths([k_width, v_width]);
+        if !fits || !self.has_few_rows(x, &layers) {
+            return None;
+        }
+        let outer = &x.shape()[..x.shape().len() - 1];
+        let q = Tensor::activations(operations, &[outer, &[q_width]].concat());
+        let rounded = |param: Param| self.parameters.rounded_array(param, operations);
+        let matrices = layers.map(|(w, b)| (rounded(w), b.map(rounded)));
+        let matrices = matrices.each_ref().map(|(w, b)| (w, b.as_ref()));
+        let into = q.array(operations);
+        let product = |input: FewRowsInput<'_>| operations.few_rows_appended(input, matrices, &into, end);
+        x.value.with_few_rows(operations, product).then(|| self.constant(q))
     }
 
     /// Whether a device has kernels of its own for products of these rows: few, in inference, without adapters.

@@ -2,7 +2,7 @@
 
 use super::devices::devices;
 use super::gradients::{numbers, parameters};
-use qkv_cuda::operations::Kind;
+use qkv_cuda::operations::{CacheEnd, FewRowsInput, FewRowsProduct, Kind, RowNorm};
 use qkv_nn::{Gate, Machine, Pool, Tape, Tensor};
 
 #[test]
@@ -75,6 +75,58 @@ fn a_product_that_normalizes_its_rows_has_the_bits_of_a_norm_before_it() {
             }
             // Without a norm it is something else.
             assert_ne!(compute(true, false), compute(false, false));
+        }
+    }
+}
+
+#[test]
+fn queries_keys_and_values_as_one_launch_have_the_bits_of_products_and_an_append() {
+    for operations in devices() {
+        let kind = operations.activation_kind();
+        let some =
+            |len: usize, seed: u64| -> Vec<f32> { numbers(&[len], seed).data().iter().map(|&x| x as f32).collect() };
+        // Heads of queries and of keys, their width, and room; positions at the first and at the last place.
+        for (rows, inner, heads, width, room) in
+            [(1, 24, [3, 1], 2, 4), (3, 576, [9, 3], 64, 7), (8, 264, [2, 2], 6, 5)]
+        {
+            let positions: Vec<u32> = (0..rows).map(|row| (row * (room - 1) / rows.max(2)) as u32).collect();
+            let batch = operations.decode_batch(rows, room);
+            operations.set_decode_batch(&batch, &vec![0; rows], &positions);
+            let outputs = [heads[0] * width, heads[1] * width, heads[1] * width];
+            let x = operations.upload_activations(&some(rows * inner, 1));
+            let floats = |len: usize, seed: u64| operations.upload(Kind::F32, &some(len, seed), "a test");
+            let gain = floats(inner, 2);
+            let w = [0, 1, 2].map(|at| operations.upload_activations(&some(outputs[at] * inner, 3 + at as u64)));
+            let b = [0, 1, 2].map(|at| operations.upload_activations(&some(outputs[at], 6 + at as u64)));
+            let tables = [9, 10].map(|seed| floats(room * width / 2, seed));
+            for (turns, bias, normalized) in [(true, true, false), (true, false, true), (false, true, true)] {
+                let norm = RowNorm { x: x.clone(), gain: gain.clone(), bias: None, epsilon: 1e-5 };
+                let input = if normalized { FewRowsInput::Normalized(&norm) } else { FewRowsInput::Rows(&x) };
+                let compute = |together: bool| {
+                    let caches = [1, 2].map(|at| operations.zeros(kind, rows * room * outputs[at], "a cache"));
+                    let end =
+                        CacheEnd { caches: caches.each_ref(), angles: turns.then(|| tables.each_ref()), batch: &batch };
+                    let ys = outputs.map(|outputs| operations.activations(rows * outputs));
+                    let of = |at: usize| (&w[at], bias.then_some(&b[at]));
+                    if together {
+                        assert!(operations.few_rows_appended(input, [0, 1, 2].map(of), &ys[0], end));
+                    } else {
+                        let products = [0, 1, 2].map(|at| FewRowsProduct {
+                            w: &w[at],
+                            bias: of(at).1,
+                            y: &ys[at],
+                            outputs: outputs[at],
+                            residual: None,
+                        });
+                        assert!(operations.few_rows(input, rows, &products));
+                        operations.append_at(ys.each_ref(), end);
+                    }
+                    [&ys[0], &caches[0], &caches[1]].map(|array| operations.read(array))
+                };
+                let found = compute(true);
+                assert_eq!(found, compute(false), "{rows} rows of {inner}, {heads:?} heads of {width} in {kind:?}");
+                assert!(found.iter().all(|part| part.iter().any(|&x| x != 0.0)));
+            }
         }
     }
 }
