@@ -109,10 +109,11 @@ GROUP = 10 if on_cuda else 1  # steps timed together, from idle to idle
 
 
 def measured(loss_of):
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats()  # before the warm-up: memory of CUDA graphs is taken when they are recorded
     for _ in range(8 if on_cuda else 2):
         step(loss_of)
     if on_cuda:
-        torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
     times, begin = [], time.perf_counter()
     while not times or time.perf_counter() - begin < seconds:
