@@ -3,6 +3,7 @@
 //!
 //! On a device the rows of a sequence lie in order, with room for more, and reordering copies them there.
 
+use super::half_rows::HalfRows;
 use crate::float::Float;
 use crate::heads::{Heads, head_strides};
 use crate::ops::rotary::Angles;
@@ -29,6 +30,8 @@ pub struct KvCache<T> {
     length: usize,
     /// Whether there is one sequence and its rows lie in order.
     in_order: bool,
+    /// The rows in f16, where [`keep_half`](KvCache::keep_half) asked for that; those above are then not used.
+    half: Option<HalfRows>,
     /// The rows, where a device computes them; those above are then not used.
     device: Option<DeviceRows>,
 }
@@ -64,6 +67,7 @@ impl<T: Float> KvCache<T> {
             batch,
             length: 0,
             in_order: batch == 1,
+            half: None,
             device: None,
         }
     }
@@ -140,6 +144,13 @@ impl<T: Float> KvCache<T> {
             self.append_on_device(operations, [k, v], new);
             return Ok(());
         }
+        if let Some(half) = &mut self.half {
+            if half.append(self.length, [&T::to_floats(k.data()), &T::to_floats(v.data())]) {
+                self.length += new;
+                return Ok(());
+            }
+            self.widen();
+        }
         let pages = self.pages + self.batch * new;
         if u32::try_from(pages).is_err() {
             let shape = vec![self.batch, self.heads, self.length + new, self.widths[0]];
@@ -155,6 +166,29 @@ impl<T: Float> KvCache<T> {
         self.rows[1].extend_from_slice(v.data());
         (self.pages, self.length) = (pages, self.length + new);
         Ok(())
+    }
+
+    /// Keeps the rows of one sequence in f16 from here on, if it has none yet and they are on the host; a number that
+    /// f16 does not have ends that.
+    pub fn keep_half(&mut self) {
+        if self.batch == 1 && self.length == 0 && self.half.is_none() && self.device.is_none() {
+            self.half = Some(HalfRows::new(self.heads, self.widths));
+        }
+    }
+
+    /// Its rows in f16, if that is how it has them.
+    pub(crate) fn half(&self) -> Option<&HalfRows> {
+        self.half.as_ref()
+    }
+
+    /// Has its rows as `T` again.
+    fn widen(&mut self) {
+        if let Some(half) = self.half.take() {
+            self.rows = half.widened(self.length).map(T::from_floats);
+            self.pages = self.length;
+            self.reserve(self.length);
+            (0..self.length).for_each(|i| self.table[i] = i as u32);
+        }
     }
 
     /// Appends to a [counted](KvCache::counted) cache the keys and values of the next token of each sequence, `[B, 1,
@@ -267,8 +301,13 @@ impl<T: Float> KvCache<T> {
         self.device.as_ref().map(|rows| (rows.arrays.clone(), rows.room))
     }
 
-    /// This cache with its rows on the host.
+    /// This cache with its rows on the host, as `T`.
     pub(crate) fn on_host(&self) -> Cow<'_, KvCache<T>> {
+        if self.half.is_some() {
+            let mut widened = self.clone();
+            widened.widen();
+            return Cow::Owned(widened);
+        }
         let Some(DeviceRows { operations, arrays, room, .. }) = &self.device else { return Cow::Borrowed(self) };
         let rows = arrays.each_ref().map(|array| T::from_floats(operations.read(array)));
         let (size, pages) = ((*room).max(1), self.batch);
@@ -298,6 +337,7 @@ impl<T: Float> KvCache<T> {
             return;
         }
         assert!(sequences.iter().all(|&b| b < self.batch), "a sequence beyond the {} there are", self.batch);
+        self.widen();
         if let Some(DeviceRows { operations, arrays, room, lengths, .. }) = &mut self.device {
             *lengths = None;
             let index: Vec<u32> = sequences.iter().map(|&b| b as u32).collect();

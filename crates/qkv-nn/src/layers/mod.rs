@@ -26,6 +26,7 @@ mod conv2d;
 mod embedding;
 mod feed_forward;
 mod gru;
+pub(crate) mod half_rows;
 mod kv_cache;
 mod linear;
 mod multi_head;

@@ -323,12 +323,20 @@ impl MultiHead {
             return tape.attend_cached(&tape.constant(q), cache, &self.options());
         }
         let [q, k] = [q, k].map(|y| rotated(tape, y, angles));
+        self.choose_rows(tape, cache);
         cache.append(k.value(), v.value())?;
         // A prompt into an empty cache is a full forward pass, in tiles.
         if start == 0 && x.shape()[1] > 1 {
             tape.attend(&q, &k, &v, None, &self.options())
         } else {
             tape.attend_cached(&q, cache, &AttendOptions { start, ..self.options() })
+        }
+    }
+
+    /// An empty cache of a layer whose weights are quantized has its rows in f16, which rounds far less than they do.
+    fn choose_rows<T: Float>(&self, tape: &Tape<'_, T>, cache: &mut KvCache<T>) {
+        if tape.parameters.has_quantized(self.k.weight) && tape.machine.cuda().is_none() {
+            cache.keep_half();
         }
     }
 
@@ -350,6 +358,7 @@ impl MultiHead {
         for (b, cache) in caches.iter_mut().enumerate() {
             let [q, k, v] = [&q, &k, &v].map(|x| x.value().select(&[b]));
             let start = cache.len();
+            self.choose_rows(tape, cache);
             cache.append(&k, &v)?;
             let options = AttendOptions { start, ..self.options() };
             let found = tape.attend_cached(&tape.constant(q), cache, &options)?;

@@ -3,6 +3,7 @@
 //! The engine writes straight into the tape's memory, with the tape's scratch and [`Machine::threads`]. Selections
 //! other than softmax, and captured attentions, go through the call that allocates its output.
 
+mod in_half;
 mod on_device;
 mod shared;
 
@@ -316,6 +317,11 @@ impl<T: Float> Tape<'_, T> {
         if let (Some(operations), Some(rows)) = (self.machine.cuda(), cache.on_device())
             && call.attention.mask.lsh_buckets().is_none()
             && let Some(out) = self.attend_rows(operations, &mut call, rows, cache)?
+        {
+            return Ok(self.constant(out));
+        }
+        if let Some(half) = cache.half()
+            && let Some(out) = self.attend_half(&call, half, cache.len())?
         {
             return Ok(self.constant(out));
         }
