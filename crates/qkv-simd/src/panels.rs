@@ -26,14 +26,13 @@ const ROW_BYTES: usize = 384 << 10;
 /// Bytes of rows that are gathered at a time: in the second-level cache, and enough of them for a panel that comes from
 /// further away.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Elements of the width that are multiplied at a time where there are many rows: two panels of them stay in the
-/// first-level cache, and sums go on from memory.
-const DEPTH: usize = 256;
-/// Rows of a register tile with two panels: 28 sums, two columns and a number of a row take 31 of 32 registers. Images
-/// of 224 pixels have 7 · 2ⁿ places a row at every depth of a network.
-const TALL: usize = 14;
-/// Rows of a register tile for what tall ones leave.
-const HALF: usize = TALL / 2;
+/// Elements of the width that are multiplied at a time: a tile's rows of them stay in the first-level cache, its panels
+/// in the second, and sums go on from memory.
+const DEPTH: usize = 512;
+/// Rows of the tallest register tile: with four panels 24 sums, four columns and a number of a row take 29 of 32
+/// registers, and ten loads feed 24 multiply-adds. (14 rows by two panels ask for 16 loads in 28, which is as fast
+/// alone and a fifth slower beside a busy sibling thread.)
+const TALL: usize = 6;
 /// How far ahead a panel is prefetched, in bytes: a stream of its own for each of those multiplied at a time.
 const AHEAD: usize = 1024;
 
@@ -220,19 +219,13 @@ impl<T: Element<Acc = f32>> Kernel<f32> for Columns<'_, T> {
     unsafe fn run<V: Lanes<Scalar = f32>>(self) {
         // SAFETY: `products` checked every length; the caller guarantees the instruction set.
         unsafe {
-            // Tall tiles take all rows that they can: few rows are bound by reading the matrix, and take it at once.
-            let tall = if V::TILE_PANELS >= 4 { self.rows.len() / HALF * HALF } else { 0 };
-            let rest = self.rows.start + tall..self.rows.end;
-            if tall > 0 {
-                self.tall::<V>(self.rows.start..rest.start);
-            }
             let mut panel = self.panels.start;
-            while panel < self.panels.end && !rest.is_empty() {
+            while panel < self.panels.end {
                 if V::TILE_PANELS >= 4 && self.panels.end - panel >= 4 {
-                    self.column::<V, 4>(rest.clone(), panel);
+                    self.column::<V, 4>(panel);
                     panel += 4;
                 } else {
-                    self.column::<V, 1>(rest.clone(), panel);
+                    self.column::<V, 1>(panel);
                     panel += 1;
                 }
             }
@@ -241,50 +234,28 @@ impl<T: Element<Acc = f32>> Kernel<f32> for Columns<'_, T> {
 }
 
 impl<T: Element<Acc = f32>> Columns<'_, T> {
-    /// Whole tall tiles, a part of the width at a time.
+    /// All rows in some panels, a part of the width at a time.
     #[inline(always)]
-    unsafe fn tall<V: Lanes<Scalar = f32>>(&self, rows: Range<usize>) {
+    unsafe fn column<V: Lanes<Scalar = f32>, const PANELS: usize>(&self, panel: usize) {
         let width = self.matrix.width;
-        for panel in self.panels.clone().step_by(2) {
-            for start in (0..width).step_by(DEPTH) {
-                let depth = start..(start + DEPTH).min(width);
-                for row in rows.clone().step_by(TALL) {
-                    // SAFETY: as in `run`.
-                    unsafe {
-                        match (rows.end - row >= TALL, panel + 1 < self.panels.end) {
-                            (true, true) => self.tile::<V, TALL, 2>(row, panel, depth.clone()),
-                            (true, false) => self.tile::<V, TALL, 1>(row, panel, depth.clone()),
-                            (false, true) => self.tile::<V, HALF, 2>(row, panel, depth.clone()),
-                            (false, false) => self.tile::<V, HALF, 1>(row, panel, depth.clone()),
-                        }
-                    }
+        for start in (0..width).step_by(DEPTH) {
+            let depth = start..(start + DEPTH).min(width);
+            let mut row = self.rows.start;
+            while row < self.rows.end {
+                // SAFETY: as in `run`.
+                unsafe {
+                    row += match self.rows.end - row {
+                        TALL.. if V::TILE_ROWS >= TALL => self.tile::<V, TALL, PANELS>(row, panel, depth.clone()),
+                        4.. if V::TILE_ROWS >= TALL => self.tile::<V, 4, PANELS>(row, panel, depth.clone()),
+                        2.. => self.tile::<V, 2, PANELS>(row, panel, depth.clone()),
+                        _ => self.tile::<V, 1, PANELS>(row, panel, depth.clone()),
+                    };
                 }
             }
         }
     }
 
-    #[inline(always)]
-    unsafe fn column<V: Lanes<Scalar = f32>, const PANELS: usize>(&self, rows: Range<usize>, panel: usize) {
-        let (mut row, width) = (rows.start, self.matrix.width);
-        while row < rows.end {
-            let left = rows.end - row;
-            // SAFETY: as in `run`.
-            unsafe {
-                if V::TILE_ROWS >= 6 && left >= 6 {
-                    self.tile::<V, 6, PANELS>(row, panel, 0..width);
-                    row += 6;
-                } else if left >= 2 {
-                    self.tile::<V, 2, PANELS>(row, panel, 0..width);
-                    row += 2;
-                } else {
-                    self.tile::<V, 1, PANELS>(row, panel, 0..width);
-                    row += 1;
-                }
-            }
-        }
-    }
-
-    /// One register tile over a part of the width: its sums go on from those of the part before.
+    /// One register tile over a part of the width: its sums go on from those of the part before. Returns its rows.
     #[allow(clippy::needless_range_loop)]
     #[inline(always)]
     unsafe fn tile<V: Lanes<Scalar = f32>, const ROWS: usize, const PANELS: usize>(
@@ -292,7 +263,7 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
         row: usize,
         panel: usize,
         depth: Range<usize>,
-    ) {
+    ) -> usize {
         let (width, across) = (self.matrix.width, self.matrix.rows);
         // SAFETY: as in `run`.
         unsafe {
@@ -351,6 +322,7 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
                 }
             }
         }
+        ROWS
     }
 }
 
