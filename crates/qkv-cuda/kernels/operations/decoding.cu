@@ -242,8 +242,8 @@ __device__ __forceinline__ void few_rows_gated(const T* x, const RowNorm& norm, 
 }
 
 // The new token of each of at most ROWS sequences: queries, keys and values, Σᵢ norm(x)[r, i] · w[o, i] + bias[o], are
-// rounded, and turned and stored as by `append_at`, the queries in y. A warp computes the pair of outputs that is turned
-// together, of values and where nothing is turned two neighbours, and its lane r ends row r.
+// rounded, and turned and stored as by `append_at`, the queries in y. A warp computes the pair of outputs that is
+// turned together, of values and where nothing is turned two neighbours, and its lane r ends row r.
 template <int ROWS>
 __device__ __forceinline__ void few_rows_appended(const T* x, const RowNorm& norm, const T* const (&w)[3],
                                                   const T* const (&bias)[3], T* const (&y)[3], const float* cosines,

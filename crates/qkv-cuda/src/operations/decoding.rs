@@ -179,8 +179,8 @@ impl Operations {
         self.write(&batch.lengths, &positions.iter().map(|&at| at as i32 + 1).collect::<Vec<_>>());
     }
 
-    /// Writes the keys and values of each sequence's new token, `[B, width]` each, to the end of its cache. With angles,
-    /// the heads of keys and, in place, of queries are turned before.
+    /// Writes the keys and values of each sequence's new token, `[B, width]` each, to the end of its cache. With
+    /// angles, the heads of keys and, in place, of queries are turned before.
     ///
     /// # Panics
     /// Where an array is too short.

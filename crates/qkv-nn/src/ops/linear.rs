@@ -153,9 +153,9 @@ impl<T: Float> Tape<'_, T> {
         x.value.with_few_rows(operations, product).then(|| self.constant(y))
     }
 
-    /// Queries of the next token of each sequence of a [counted](KvCache::counted) cache, from a few rows `x [B, 1, C]`,
-    /// and its keys and values at the end of the cache, all turned by the angles of its position, as one launch; `None`,
-    /// and nothing is done, where this is another cache, or where they are not few rows in inference.
+    /// Queries of the next token of each sequence of a [counted](KvCache::counted) cache, from a few rows
+    /// `x [B, 1, C]`, and its keys and values at the end of the cache, all turned by the angles of its position, as one
+    /// launch; `None`, and nothing is done, where this is another cache, or where they are not few rows in inference.
     pub(crate) fn few_rows_appended(
         &self,
         x: &Var<T>,
