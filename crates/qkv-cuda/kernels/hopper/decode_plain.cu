@@ -51,7 +51,7 @@ struct WorkTile {
     }
 };
 
-// Of a pair of elements of two successive keys, those of the first `count` keys.
+// A mask that keeps, of a pair of elements of two successive keys, those of the first `count` keys.
 __device__ __forceinline__ u32 kept_of_pair(int count) {
     return count >= 2 ? 0xffffffffu : count == 1 ? 0xffffu : 0u;
 }

@@ -178,18 +178,23 @@ impl<T: Float> Tape<'_, T> {
         match pass {
             Pass::Forward => attention.forward_into(inputs, into, &self.scratch, threads)?,
             Pass::Decode => {
-                let start = Instant::now();
                 let [keys, values] = [inputs.k.shape(), inputs.v.shape()].map(|shape| shape.iter().product::<usize>());
                 let decode = || attention.decode_into(inputs, into, Decode::Fast, &self.scratch, threads);
-                let done = if threads == 1 { decode() } else { self.machine.team().within(decode) };
-                self.machine.count(start, (keys + values) * size_of::<T>(), |usage, seconds, bytes| {
-                    usage.attention += seconds;
-                    usage.attention_bytes += bytes;
-                });
-                done?;
+                self.run_decode((keys + values) * size_of::<T>(), decode)?;
             }
         }
         Ok(lse)
+    }
+
+    /// Runs a decoding step by the machine's team, and counts its time and the bytes of keys and values that it reads.
+    fn run_decode(&self, bytes: usize, decode: impl FnOnce() -> qkv::Result<()>) -> qkv::Result<()> {
+        let start = Instant::now();
+        let done = if self.machine.threads() == 1 { decode() } else { self.machine.team().within(decode) };
+        self.machine.count(start, bytes, |usage, seconds, bytes| {
+            usage.attention += seconds;
+            usage.attention_bytes += bytes;
+        });
+        done
     }
 
     /// Attention from `q [B, N, Hq·D]` to `k [B, M, Hk·Dk]` and `v [B, M, Hk·Dv]`: a tensor `[B, N, Hq·Dv]`. `center

@@ -6,7 +6,6 @@ use crate::layers::half_rows::{HalfRows, halved};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use qkv::{Decode, Inputs, OutputMut, Score, Select, View, ViewMut};
-use std::time::Instant;
 
 impl<T: Float> Tape<'_, T> {
     /// Attention from new queries to the first `length` rows of a cache; `None` where a call has more than a softmax
@@ -41,15 +40,10 @@ impl<T: Float> Tape<'_, T> {
         let (mut values, mut lse) = (vec![f16::ZERO; batch * new * heads * dv], vec![0.0; batch * heads * new]);
         let into = ViewMut::strided(&mut values, 0, [batch, heads, new, dv], head_strides(new, heads, dv))?;
         let into = OutputMut::new(into, ViewMut::new(&mut lse, [batch, heads, new, 1])?);
-        let (start, threads) = (Instant::now(), self.machine.threads());
+        let threads = self.machine.threads();
         let bytes = [k.shape(), v.shape()].map(|shape| shape.iter().product::<usize>() * size_of::<f16>());
         let decode = || call.attention.decode_into(inputs, into, Decode::Fast, &cache.scratch, threads);
-        let done = if threads == 1 { decode() } else { self.machine.team().within(decode) };
-        self.machine.count(start, bytes[0] + bytes[1], |usage, seconds, bytes| {
-            usage.attention += seconds;
-            usage.attention_bytes += bytes;
-        });
-        done?;
+        self.run_decode(bytes[0] + bytes[1], decode)?;
         Ok(Some(Tensor::new(T::from_floats(values.to_f32_vec()), &[batch, new, heads * dv])))
     }
 }
