@@ -234,7 +234,8 @@ def text(arguments):
     torch.manual_seed(arguments.seed)
     device = torch.device(arguments.device)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype)
     read = lambda path: tokenizer(open(path, encoding="utf-8").read(), add_special_tokens=False)["input_ids"]
     ids, dev = torch.tensor(read(arguments.text)), torch.tensor(read(arguments.dev))
     if arguments.start:
@@ -256,7 +257,9 @@ def text(arguments):
         rows = torch.stack([ids[at:at + block + 1] for at in (next(drawn) for _ in range(arguments.rows))]).to(device)
 
         def body():
-            loss = torch.nn.functional.cross_entropy(model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
+            with torch.autocast(device.type, torch.bfloat16, arguments.precision == "autocast"):
+                logits = model(rows[:, :-1]).logits
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for group in adam.param_groups:
@@ -387,6 +390,7 @@ def main():
     three.add_argument("--lora", action="store_true")
     three.add_argument("--start", help="folder of an adapter to start from")
     three.add_argument("--device", default="cpu")
+    three.add_argument("--precision", default="f32", choices=["f32", "autocast", "bf16"])
     for name, value in [("rank", 8), ("steps", 60), ("rows", 4), ("block", 128), ("warmup", 6), ("seed", 1)]:
         three.add_argument(f"--{name}", type=int, default=value)
     three.add_argument("--lr", type=float, default=5e-4)

@@ -67,8 +67,7 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
-use submitted_step::SubmittedStep;
+use submitted_step::{Pace, SubmittedStep};
 use together::RunHeader;
 use trained_model::TrainedModel;
 
@@ -419,7 +418,7 @@ impl Run {
         let leaves = train.accumulate * self.recipe.parallel.context;
         let mut sum = GradientSum::over(leaves, ranks.clone(), self.buckets.clone(), self.shard.is_none());
         let (mut epoch, mut submitted) = (None, None);
-        let mut clock = Instant::now();
+        let mut pace = Pace::begin(&self.progress.averages);
         while self.progress.step < train.steps {
             if self.progress.stale > train.patience && train.patience > 0 {
                 self.finish(watcher)?;
@@ -427,7 +426,7 @@ impl Run {
             }
             if together::any(stop.load(Ordering::Relaxed), &ranks)? {
                 if let Some(before) = submitted.take() {
-                    watcher.step(&self.account(before, clock.elapsed().as_secs_f64(), &ranks)?);
+                    watcher.step(&self.account(before, &pace, &ranks)?);
                 }
                 self.save(watcher)?;
                 return Ok(Outcome::Interrupted);
@@ -477,27 +476,26 @@ impl Run {
             self.progress.step = step;
             // A GPU computes this step while the results of the one before are read.
             if let Some(before) = submitted.replace(now) {
-                watcher.step(&self.account(before, clock.elapsed().as_secs_f64(), &ranks)?);
+                watcher.step(&self.account(before, &pace, &ranks)?);
             }
             if self.machine.cuda().is_some() && !self.pauses_after(step) {
                 continue;
             }
             self.machine.check()?;
             let now = submitted.take().expect("just submitted");
-            let event = self.account(now, clock.elapsed().as_secs_f64(), &ranks)?;
+            let event = self.account(now, &pace, &ranks)?;
             watcher.step(&event);
             if step.is_multiple_of(train.log.max(1)) || step == train.steps {
                 self.files.as_mut().map_or(Ok(()), |files| files.metrics.write(&event))?;
                 watcher.logged(&event);
-                (self.progress.averages, clock) = (LossAverages::default(), Instant::now());
+                self.progress.averages = LossAverages::default();
+                pace = Pace::begin(&self.progress.averages);
             }
             if step.is_multiple_of(train.validate) || step == train.steps {
-                self.validate(watcher)?;
-                clock = Instant::now();
+                pace.pause(|| self.validate(watcher))?;
             }
             if step.is_multiple_of(train.save) && step < train.steps {
-                self.save(watcher)?;
-                clock = Instant::now();
+                pace.pause(|| self.save(watcher))?;
             }
         }
         self.finish(watcher)?;

@@ -19,6 +19,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
+mod pack_f32;
+#[cfg(target_arch = "x86_64")]
 mod softmax;
 #[cfg(target_arch = "x86_64")]
 mod softmax_gradient;
@@ -94,6 +96,34 @@ pub struct PackedB<'a> {
     pub chunks: usize,
     /// Whether AMX loads it non-temporally, which keeps the first-level cache for the other operands.
     pub non_temporal: bool,
+}
+
+/// The `C` of [`Bf16Gemm::product_raw`]: memory, the distance between rows, and whether the product is added to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawTarget {
+    pub data: *mut f32,
+    pub row: usize,
+    pub add: bool,
+}
+
+/// Rows of f32 that are rounded to bf16 while they are packed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct F32Rows<'a> {
+    data: &'a [f32],
+    pitch: usize,
+    count: usize,
+    width: usize,
+}
+
+impl<'a> F32Rows<'a> {
+    /// `count` rows of `width` elements at distance `pitch`.
+    ///
+    /// # Panics
+    /// If the slice is too short.
+    pub fn new(data: &'a [f32], pitch: usize, count: usize, width: usize) -> Self {
+        assert!(pitch >= width && data.len() >= span(count, pitch, width), "the rows are too short");
+        F32Rows { data, pitch, count, width }
+    }
 }
 
 /// Where [`Bf16Gemm::softmax_gradient`] writes: one chunk of two right operands.
@@ -174,15 +204,36 @@ impl Bf16Gemm {
             return;
         }
         assert!(c.update != Update::AddPartial, "bf16 products overwrite or accumulate");
-        let rows = rows.div_ceil(SIDE).saturating_mul(SIDE);
-        let (depth, width) = (chunks.end.saturating_mul(DEPTH), panels.end.saturating_mul(SIDE));
-        assert!(c.row >= width && c.data.len() >= span(rows, c.row, width), "C is too short");
+        let (tall, width) = (rows.div_ceil(SIDE).saturating_mul(SIDE), panels.end.saturating_mul(SIDE));
+        assert!(c.row >= width && c.data.len() >= span(tall, c.row, width), "C is too short");
+        let to = RawTarget { data: c.data.as_mut_ptr(), row: c.row, add: c.update == Update::Accumulate };
+        // SAFETY: C was just checked, and is borrowed mutably.
+        unsafe { self.product_raw(to, a, b, rows, panels, chunks) }
+    }
+
+    /// [`Self::product`] into memory that other threads write as well, elsewhere.
+    ///
+    /// # Safety
+    /// The rows and panels of `C` are valid memory, which nothing else accesses at the same time.
+    ///
+    /// # Panics
+    /// If an operand is too short.
+    pub(crate) unsafe fn product_raw(
+        &self,
+        c: RawTarget,
+        a: PackedA<'_>,
+        b: PackedB<'_>,
+        rows: usize,
+        panels: Range<usize>,
+        chunks: Range<usize>,
+    ) {
+        let (rows, depth) = (rows.div_ceil(SIDE).saturating_mul(SIDE), chunks.end.saturating_mul(DEPTH));
         assert!(a.row >= depth && a.data.len() >= span(rows, a.row, depth), "A is too short");
         let blocks = panels.end.saturating_mul(b.chunks);
         assert!(chunks.end <= b.chunks && b.data.len() >= blocks.saturating_mul(BLOCK), "B is too short");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: every row, panel and chunk lies inside its slice, as just checked; `self` exists only where the CPU
-        // has the instructions, and AMX tiles are configured on this thread, which `self` cannot leave.
+        // SAFETY: every row, panel and chunk lies inside its slice, as just checked, and those of C inside their memory,
+        // as the caller guarantees; `self` exists only where the CPU has the instructions, and AMX tiles are configured on this thread, which `self` cannot leave.
         unsafe {
             match self.unit {
                 Unit::Amx(_) => x86::amx(c, a, b, rows, panels, chunks),
@@ -354,6 +405,61 @@ impl Bf16Gemm {
                     softmax_gradient::softmax_gradient::<false>(scores, grads, row, rows, width, how, of, into)
                 }
             }
+        }
+    }
+
+    /// Packs up to [`SIDE`] rows of `A`, rounded, at distance `pitch`: zeros from their end to whole chunks, and for the
+    /// rows that are missing.
+    ///
+    /// # Panics
+    /// If there are more rows, or there is too little memory.
+    pub(crate) fn pack_a_f32(&self, rows: F32Rows<'_>, out: &mut [bf16], pitch: usize) {
+        let depth = padded_depth(rows.width);
+        assert!(rows.count <= SIDE && pitch >= depth && out.len() >= span(SIDE, pitch, depth), "too little memory");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the lengths were checked; `self` exists only where the CPU has the instructions.
+        unsafe {
+            pack_f32::a(rows, out, pitch);
+        }
+    }
+
+    /// The same from up to [`SIDE`] columns.
+    ///
+    /// # Panics
+    /// If there are more columns, or there is too little memory.
+    pub(crate) fn pack_a_f32_transposed(&self, rows: F32Rows<'_>, out: &mut [bf16], pitch: usize) {
+        let depth = padded_depth(rows.count);
+        assert!(rows.width <= SIDE && pitch >= depth && out.len() >= span(SIDE, pitch, depth), "too little memory");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        unsafe {
+            pack_f32::a_transposed(rows, out, pitch);
+        }
+    }
+
+    /// Packs `B = rows`, rounded, with zeros up to whole panels and chunks.
+    ///
+    /// # Panics
+    /// If there is too little memory.
+    pub(crate) fn pack_b_f32(&self, rows: F32Rows<'_>, out: &mut [bf16]) {
+        assert!(out.len() >= packed_b_len(rows.count, rows.width), "too little memory");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        unsafe {
+            pack_f32::b(rows, out);
+        }
+    }
+
+    /// Packs a panel of `B` from up to [`SIDE`] rows that are its columns.
+    ///
+    /// # Panics
+    /// If there are more rows, or there is too little memory.
+    pub(crate) fn pack_b_f32_transposed(&self, rows: F32Rows<'_>, out: &mut [bf16]) {
+        assert!(rows.count <= SIDE && out.len() >= packed_b_len(rows.width, SIDE), "too little memory");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        unsafe {
+            pack_f32::b_transposed(rows, out);
         }
     }
 

@@ -5,6 +5,7 @@
 mod super_block;
 
 use crate::quantized::{Blocks, Format, QuantizedMatrix};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::fmt;
 use super_block::SUPER;
@@ -152,15 +153,45 @@ impl BlockType {
         }
     }
 
+    /// Plain numbers as bytes, rounded to the type; `None` for types of blocks.
+    pub fn narrow(self, values: &[f32]) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; self.bytes(values.len())?];
+        match self {
+            BlockType::F32 => {
+                bytes.as_chunks_mut().0.iter_mut().zip(values).for_each(|(to, x)| *to = x.to_le_bytes());
+            }
+            BlockType::Bf16 => {
+                let to = bytes.as_chunks_mut().0.iter_mut();
+                to.zip(values).for_each(|(to, &x)| *to = bf16::from_f32(x).to_le_bytes());
+            }
+            BlockType::F16 => {
+                let mut halves = vec![f16::ZERO; values.len()];
+                halves.convert_from_f32_slice(values);
+                bytes.as_chunks_mut().0.iter_mut().zip(halves).for_each(|(to, x)| *to = x.to_le_bytes());
+            }
+            _ => return None,
+        }
+        Some(bytes)
+    }
+
     /// Dequantizes blocks.
     pub fn widen(self, bytes: &[u8]) -> Vec<f32> {
+        match self {
+            BlockType::F32 => return bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect(),
+            BlockType::Bf16 => return bytes.as_chunks().0.iter().map(|&x| bf16::from_le_bytes(x).to_f32()).collect(),
+            BlockType::F16 => {
+                let halves: Vec<f16> = bytes.as_chunks().0.iter().map(|&x| f16::from_le_bytes(x)).collect();
+                let mut out = vec![0.0; halves.len()];
+                halves.convert_to_f32_slice(&mut out);
+                return out;
+            }
+            _ => {}
+        }
         let blocks = bytes.chunks_exact(self.each());
         let mut out = Vec::with_capacity(blocks.len() * self.together());
         for block in blocks {
             match self {
-                BlockType::F32 => out.push(f32::from_le_bytes([block[0], block[1], block[2], block[3]])),
-                BlockType::F16 => out.push(half(block)),
-                BlockType::Bf16 => out.push(bf16::from_le_bytes([block[0], block[1]]).to_f32()),
+                BlockType::F32 | BlockType::F16 | BlockType::Bf16 => unreachable!("widened above"),
                 BlockType::Q4Scaled => {
                     let scale = half(block);
                     out.extend_from_slice(&nibbles(&block[2..]).map(|x| f32::from(x as i8 - 8) * scale));

@@ -8,6 +8,7 @@
 
 mod kernel;
 mod rounding;
+mod widening;
 mod words;
 
 use crate::isa::Isa;

@@ -4,7 +4,7 @@
 use super::cursor::Cursor;
 use super::input;
 use crate::{Error, Result};
-use half::{bf16, f16};
+use qkv_simd::blocks::BlockType;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -169,9 +169,9 @@ impl CTranslate2 {
         let pairs = || bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
         let fours = || bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
         Ok(match kind {
-            Kind::F32 => fours().map(f32::from_le_bytes).collect(),
-            Kind::F16 => pairs().map(|b| f16::from_le_bytes(b).to_f32()).collect(),
-            Kind::Bf16 => pairs().map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+            Kind::F32 => BlockType::F32.widen(bytes),
+            Kind::F16 => BlockType::F16.widen(bytes),
+            Kind::Bf16 => BlockType::Bf16.widen(bytes),
             Kind::I16 => pairs().map(|b| f32::from(i16::from_le_bytes(b))).collect(),
             Kind::I32 => fours().map(|b| i32::from_le_bytes(b) as f32).collect(),
             Kind::I8 => {

@@ -14,8 +14,8 @@ mod rows;
 use super::safetensors::{Header, TensorInfo};
 use super::{atomic, input};
 use crate::{Error, Result};
-use half::{bf16, f16};
 pub(crate) use new_file::NewFile;
+use qkv_simd::blocks::BlockType;
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -154,11 +154,10 @@ impl TensorFile {
             return Err(self.wrong(name, "it is missing"));
         };
         let bytes = &self.bytes[place.start as usize..place.end as usize];
-        let halves = || bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
         match info.dtype {
-            Dtype::F32 => Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
-            Dtype::F16 => Ok(halves().map(|b| f16::from_le_bytes(b).to_f32()).collect()),
-            Dtype::BF16 => Ok(halves().map(|b| bf16::from_le_bytes(b).to_f32()).collect()),
+            Dtype::F32 => Ok(BlockType::F32.widen(bytes)),
+            Dtype::F16 => Ok(BlockType::F16.widen(bytes)),
+            Dtype::BF16 => Ok(BlockType::Bf16.widen(bytes)),
             Dtype::I8 => {
                 let [count, width] = info.shape[..] else {
                     return Err(

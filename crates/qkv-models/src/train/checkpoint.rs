@@ -11,6 +11,7 @@ use crate::files::tensors::{NamedTensor, NewFile, Storage, TensorFile};
 use crate::files::{atomic, input};
 use crate::{Error, Result};
 use qkv_nn::{Moments, Parameters};
+use qkv_simd::blocks::BlockType;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -85,7 +86,7 @@ pub(super) fn frozen_digest(parameters: &Parameters<f32>) -> Option<String> {
     for param in frozen {
         digest.update(parameters.name(param).as_bytes());
         for values in parameters.values(param).chunks(1 << 14) {
-            digest.update(values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+            digest.update(BlockType::F32.narrow(values).expect("a plain type"));
         }
     }
     Some(hexadecimal(digest))

@@ -23,8 +23,11 @@ pub struct Event {
     pub norm: f64,
     /// Target tokens.
     pub tokens: usize,
-    /// Seconds since the last line.
+    /// Seconds of training since the last line, without validations and checkpoints.
     pub seconds: f64,
+    /// Target tokens a second, since the last line or since the run was resumed.
+    #[serde(skip)]
+    pub tokens_per_second: f64,
 }
 
 /// What a validation measures besides the loss.

@@ -6,6 +6,7 @@ use super::{LossAverages, Run, events::Event, together};
 use crate::{Error, Result};
 use qkv_nn::{Loss, Pending};
 use qkv_ranks::Ranks;
+use std::time::Instant;
 
 /// What is known of a step when all its work is submitted.
 #[derive(Debug)]
@@ -20,6 +21,30 @@ pub(super) struct SubmittedStep {
     pub norm: Pending<f64>,
 }
 
+/// How fast a run trains: the time since its last line of progress, pauses not counted.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// When it began, later by the length of all pauses.
+    since: Instant,
+    /// Tokens of the averages by then. A run that is resumed has some from before.
+    tokens: usize,
+}
+
+impl Pace {
+    /// Begins to measure.
+    pub fn begin(averages: &LossAverages) -> Pace {
+        Pace { since: Instant::now(), tokens: averages.tokens }
+    }
+
+    /// Does something that is not training.
+    pub fn pause<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let done = work();
+        self.since += began.elapsed();
+        done
+    }
+}
+
 impl Run {
     /// Whether something follows step `step` that needs all results: a line of the log, a validation, a checkpoint.
     pub(super) fn pauses_after(&self, step: u64) -> bool {
@@ -28,8 +53,8 @@ impl Run {
         step == train.steps || every.into_iter().any(|every| step.is_multiple_of(every))
     }
 
-    /// Reads the results of a step and adds them to the averages. `seconds` have passed since the last line of the log.
-    pub(super) fn account(&mut self, submitted: SubmittedStep, seconds: f64, ranks: &Ranks) -> Result<Event> {
+    /// Reads the results of a step and adds them to the averages.
+    pub(super) fn account(&mut self, submitted: SubmittedStep, pace: &Pace, ranks: &Ranks) -> Result<Event> {
         let SubmittedStep { step, epoch, batch, losses, norm } = submitted;
         let losses: Vec<(Loss, f64)> =
             losses.into_iter().map(|(loss, penalty)| (loss.read(), penalty.read())).collect();
@@ -47,6 +72,7 @@ impl Run {
         self.progress.baseline = Some(self.progress.baseline.map_or(found, |before| 0.9 * before + 0.1 * found));
         let averages: &mut LossAverages = &mut self.progress.averages;
         averages.add(&loss, penalty);
+        let seconds = pace.since.elapsed().as_secs_f64();
         Ok(Event {
             step,
             steps: self.recipe.train.steps,
@@ -58,6 +84,29 @@ impl Run {
             norm,
             tokens: averages.tokens,
             seconds,
+            tokens_per_second: (averages.tokens - pace.tokens) as f64 / seconds.max(1e-9),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn pauses_and_what_was_before_do_not_count() {
+        let averages = LossAverages { tokens: 7, ..LossAverages::default() };
+        let mut pace = Pace::begin(&averages);
+        let began = Instant::now();
+        assert_eq!(
+            pace.pause(|| {
+                std::thread::sleep(Duration::from_millis(60));
+                3
+            }),
+            3
+        );
+        assert!(pace.since.elapsed() + Duration::from_millis(60) <= began.elapsed() + Duration::from_millis(1));
+        assert_eq!(pace.tokens, 7);
     }
 }

@@ -4,10 +4,9 @@
 // that the parent module checks before it calls.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::{BLOCK, DEPTH, PackedA, PackedB, SIDE};
+use super::{BLOCK, DEPTH, PackedA, PackedB, RawTarget, SIDE};
 use crate::lanes::avx512::transpose;
 use crate::prefetch::prefetch_next_page;
-use crate::product::{Target, Update};
 use half::bf16;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -21,20 +20,20 @@ const BYTES: usize = 2 * BLOCK;
 
 /// `C += A · B` with AMX, two by two tiles at a time.
 pub(super) unsafe fn amx(
-    c: Target<'_, f32>,
+    c: RawTarget,
     a: PackedA<'_>,
     b: PackedB<'_>,
     rows: usize,
     panels: Range<usize>,
     chunks: Range<usize>,
 ) {
-    let (steps, add) = (chunks.len(), c.update == Update::Accumulate);
+    let (steps, add) = (chunks.len(), c.add);
     let (c_row, a_row) = (c.row * 4, a.row * 2);
     for row in (0..rows).step_by(2 * SIDE) {
         let two_rows = row + SIDE < rows;
         let left = a.data.as_ptr().cast::<u8>().add(row * a_row + chunks.start * 2 * DEPTH);
         if two_rows && steps == 2 && !add {
-            let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panels.start * 4 * SIDE);
+            let to = c.data.cast::<u8>().add(row * c_row + panels.start * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panels.start * b.chunks + chunks.start) * BYTES);
             let panel = b.chunks * BYTES;
             let at = Bf16Tile { to, c_row, left, a_row, right, panel, steps, add: false, non_temporal: b.non_temporal };
@@ -43,7 +42,7 @@ pub(super) unsafe fn amx(
         }
         for panel in panels.clone().step_by(2) {
             let two_panels = panel + 1 < panels.end;
-            let to = c.data.as_mut_ptr().cast::<u8>().add(row * c_row + panel * 4 * SIDE);
+            let to = c.data.cast::<u8>().add(row * c_row + panel * 4 * SIDE);
             let right = b.data.as_ptr().cast::<u8>().add((panel * b.chunks + chunks.start) * BYTES);
             let panel = b.chunks * BYTES;
             let at = Bf16Tile { to, c_row, left, a_row, right, panel, steps, add, non_temporal: b.non_temporal };
@@ -231,7 +230,7 @@ impl Bf16Tile {
 /// `C += A · B` with `VDPBF16PS`, six rows and four panels at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn dots(
-    mut c: Target<'_, f32>,
+    c: RawTarget,
     a: PackedA<'_>,
     b: PackedB<'_>,
     rows: usize,
@@ -246,11 +245,11 @@ pub(super) unsafe fn dots(
             let wide = (panels.end - panel).min(4);
             let at = (row, panel);
             match (count, wide) {
-                (6, 4) => dot_tile::<6, 4>(&mut c, a, b, at, &chunks),
-                (6, _) => (0..wide).for_each(|p| dot_tile::<6, 1>(&mut c, a, b, (row, panel + p), &chunks)),
-                (_, 4) => (0..count).for_each(|r| dot_tile::<1, 4>(&mut c, a, b, (row + r, panel), &chunks)),
+                (6, 4) => dot_tile::<6, 4>(c, a, b, at, &chunks),
+                (6, _) => (0..wide).for_each(|p| dot_tile::<6, 1>(c, a, b, (row, panel + p), &chunks)),
+                (_, 4) => (0..count).for_each(|r| dot_tile::<1, 4>(c, a, b, (row + r, panel), &chunks)),
                 _ => (0..count).for_each(|r| {
-                    (0..wide).for_each(|p| dot_tile::<1, 1>(&mut c, a, b, (row + r, panel + p), &chunks));
+                    (0..wide).for_each(|p| dot_tile::<1, 1>(c, a, b, (row + r, panel + p), &chunks));
                 }),
             }
             panel += wide;
@@ -262,17 +261,17 @@ pub(super) unsafe fn dots(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn dot_tile<const ROWS: usize, const PANELS: usize>(
-    c: &mut Target<'_, f32>,
+    c: RawTarget,
     a: PackedA<'_>,
     b: PackedB<'_>,
     (row, panel): (usize, usize),
     chunks: &Range<usize>,
 ) {
-    let to = c.data.as_mut_ptr().add(row * c.row + panel * SIDE);
+    let to = c.data.add(row * c.row + panel * SIDE);
     let left = a.data.as_ptr().add(row * a.row).cast::<i32>();
     let right = b.data.as_ptr().add(panel * b.chunks * BLOCK).cast::<i32>();
     let mut acc = [[_mm512_setzero_ps(); PANELS]; ROWS];
-    if c.update == Update::Accumulate {
+    if c.add {
         for (r, acc) in acc.iter_mut().enumerate() {
             for (p, acc) in acc.iter_mut().enumerate() {
                 *acc = _mm512_loadu_ps(to.add(r * c.row + p * SIDE));

@@ -1,8 +1,6 @@
-//! Values to blocks and back: rounding a matrix to 8 or 4 bits, and widening rows for products that need them as they
-//! are.
+//! Values to blocks: rounding a matrix to 8 or 4 bits.
 
-use super::kernel::{code_bytes, header_bytes, scale_bytes};
-use super::{BLOCK, Blocks, Format, GROUP, QuantizedMatrix, SUPER_BLOCKS, ScaleKind, bytes};
+use super::{BLOCK, Blocks, Format, QuantizedMatrix};
 use half::f16;
 
 impl QuantizedMatrix {
@@ -44,66 +42,6 @@ impl QuantizedMatrix {
             blocks.least.push(least);
         }
         QuantizedMatrix::new(Format::Q4_1, width, &blocks, |row| row)
-    }
-
-    /// Widens rows, the first at `row`, as many as `out` holds.
-    ///
-    /// # Panics
-    /// If there are not as many.
-    pub fn widen(&self, row: usize, out: &mut [f32]) {
-        for (r, out) in out.chunks_exact_mut(self.width).enumerate() {
-            assert!(row + r < self.rows, "row {} of {}", row + r, self.rows);
-            for (block, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-                self.widen_block(row + r, block, out);
-            }
-        }
-    }
-
-    /// The elements of a block: codes and scales are where `new` packed them.
-    fn widen_block(&self, row: usize, block: usize, out: &mut [f32; BLOCK]) {
-        let (bits, kind, zero) = (self.format.bits(), self.format.kind(), self.format.zero());
-        let (group, r, blocks) = (row / GROUP, row % GROUP, self.width / BLOCK);
-        let codes = &bytes(&self.codes)[(group * blocks + block) * code_bytes(bits)..][..code_bytes(bits)];
-        for (at, out) in out.iter_mut().enumerate() {
-            let (pair, side) = (at / 2, at % 2);
-            let (line, nibble, byte) = (pair / 4, pair % 4, 4 * r + 2 * side);
-            let low = || codes[line * 64 + byte + nibble / 2] >> (nibble % 2 * 4) & 15;
-            let code = match bits {
-                8 => i32::from(codes[pair * 2 * GROUP + 2 * r + side] as i8),
-                4 => i32::from(low()),
-                5 => i32::from(low() | (codes[256 + byte + pair / 8] >> (pair % 8) & 1) << 4),
-                _ => {
-                    let high = codes[256 + line / 2 * 64 + byte + pair % 8 / 4] >> (pair % 4 * 2) & 3;
-                    i32::from(low() | high << 4)
-                }
-            };
-            *out = (code - zero) as f32;
-        }
-        let supers = block / SUPER_BLOCKS + 1;
-        let group_bytes = blocks * scale_bytes(kind) + blocks / SUPER_BLOCKS * header_bytes(kind);
-        let headers = if header_bytes(kind) == 0 { 0 } else { supers * header_bytes(kind) };
-        let from = group * group_bytes + headers + block * scale_bytes(kind);
-        let number = |at: usize| f16::from_le_bytes([self.scales[at], self.scales[at + 1]]).to_f32();
-        // Of a super-block: before the scales of its first block.
-        let header = (from - block % SUPER_BLOCKS * scale_bytes(kind)).saturating_sub(header_bytes(kind));
-        match kind {
-            ScaleKind::Plain => out.iter_mut().for_each(|x| *x *= number(from + 2 * r)),
-            ScaleKind::Least => {
-                let (scale, least) = (number(from + 2 * r), number(from + 2 * GROUP + 2 * r));
-                out.iter_mut().for_each(|x| *x = *x * scale + least);
-            }
-            ScaleKind::SuperLeast => {
-                let [part, below] = [0, GROUP].map(|at| f32::from(self.scales[from + at + r]));
-                let (scale, least) = (number(header + 2 * r) * part, number(header + 2 * GROUP + 2 * r) * below);
-                out.iter_mut().for_each(|x| *x = *x * scale - least);
-            }
-            ScaleKind::SuperHalves => {
-                for (half, out) in out.chunks_exact_mut(BLOCK / 2).enumerate() {
-                    let part = f32::from(self.scales[from + half * GROUP + r] as i8);
-                    out.iter_mut().for_each(|x| *x *= number(header + 2 * r) * part);
-                }
-            }
-        }
     }
 }
 

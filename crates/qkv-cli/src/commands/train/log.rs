@@ -163,8 +163,8 @@ impl TrainLog {
     }
 
     fn metrics(&self, event: &Event) -> String {
-        let Event { loss, rate, norm, tokens, seconds, .. } = event;
-        let speed = short_count(*tokens as f64 / seconds.max(1e-9));
+        let Event { loss, rate, norm, tokens_per_second, .. } = event;
+        let speed = short_count(*tokens_per_second);
         let left = clock(self.seconds_left(event));
         format!("loss {loss:.4} · lr {rate:.2e} · gradient {norm:.3} · {speed} tokens/s · {left} left")
     }

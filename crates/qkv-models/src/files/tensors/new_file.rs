@@ -3,7 +3,7 @@
 
 use super::{NamedTensor, SCALE, Storage, rows};
 use crate::{Error, Result};
-use half::{bf16, f16};
+use qkv_simd::blocks::BlockType;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
@@ -42,17 +42,12 @@ impl StoredTensor<'_> {
             Values::Plain(values) => values,
             Values::Bytes(bytes) => return to.write_all(bytes),
         };
-        let mut bytes = Vec::with_capacity(4 * CHUNK);
-        for values in values.chunks(CHUNK) {
-            bytes.clear();
-            match self.dtype {
-                Dtype::F16 => bytes.extend(values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes())),
-                Dtype::BF16 => bytes.extend(values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes())),
-                _ => bytes.extend(values.iter().flat_map(|x| x.to_le_bytes())),
-            }
-            to.write_all(&bytes)?;
-        }
-        Ok(())
+        let stored = match self.dtype {
+            Dtype::F16 => BlockType::F16,
+            Dtype::BF16 => BlockType::Bf16,
+            _ => BlockType::F32,
+        };
+        values.chunks(CHUNK).try_for_each(|values| to.write_all(&stored.narrow(values).expect("a plain type")))
     }
 }
 
@@ -137,6 +132,7 @@ fn header(tensors: &[StoredTensor<'_>]) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::files::tensors::to_bytes;
+    use half::{bf16, f16};
     use safetensors::tensor::TensorView;
 
     #[test]

@@ -1,0 +1,211 @@
+//! Products of matrices of f32 that are rounded to bf16 while they are packed.
+
+use super::{Operand, check};
+use crate::bf16_gemm::{BLOCK, Bf16Gemm, DEPTH, F32Rows, PackedA, PackedB, RawTarget, SIDE, padded_depth};
+use crate::isa::Isa;
+use crate::product::Target;
+use crate::shared::{BlockStates, LazyBlocks, for_each_task};
+use half::bf16;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Rows of `C` in one task. They and the panels beside them stay in the second-level cache.
+const ROWS: usize = 8 * SIDE;
+
+/// Panels of `B` in one task.
+const PANELS: usize = 8;
+
+/// Blocks of the longer side that are multiplied with all of the other before the next.
+const TOGETHER: usize = 16;
+
+/// Chunks of the depth that are multiplied at a time: 1,024 elements, or 256 KiB of either operand in one task.
+const CHUNKS: usize = 32;
+
+/// The packed operands of [`matmul_bf16`], kept so that their memory is reused.
+#[derive(Debug, Default)]
+pub struct PackBuffers {
+    left: PackBuffer,
+    right: PackBuffer,
+}
+
+/// Blocks of one operand, each packed by the first task that needs it.
+#[derive(Debug, Default)]
+struct PackBuffer {
+    memory: Vec<bf16>,
+    states: BlockStates,
+}
+
+impl PackBuffer {
+    fn blocks(&mut self, count: usize, size: usize) -> LazyBlocks<'_, bf16> {
+        if self.memory.len() < count * size {
+            self.memory.resize(count * size, bf16::ZERO);
+        }
+        LazyBlocks::new(&mut self.memory, &mut self.states, count, size)
+    }
+}
+
+/// [`matmul`](super::matmul) with operands rounded to bf16, accumulated in f32. Returns `false`, and does nothing, if
+/// this CPU has no bf16 products.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn matmul_bf16(
+    isa: Isa,
+    c: &mut [f32],
+    a: Operand<'_, f32>,
+    b: Operand<'_, f32>,
+    add: bool,
+    packed: &mut PackBuffers,
+    threads: usize,
+) -> bool {
+    if !Bf16Gemm::available(isa) {
+        return false;
+    }
+    let (m, n, k) = check(c.len(), &a, &b);
+    if m == 0 || n == 0 {
+        return true;
+    }
+    if k == 0 {
+        if !add {
+            c.fill(0.0);
+        }
+        return true;
+    }
+    let threads = if m * n * k > 1 << 20 { threads } else { 1 };
+    let (pitch, chunks, panels) = (left_pitch(k), padded_depth(k) / DEPTH, n.div_ceil(SIDE));
+    // Fewer panels in a task where there would be too few tasks.
+    let (down, enough) = (m.div_ceil(ROWS), 3 * threads);
+    let each = [PANELS, PANELS / 2].into_iter().find(|each| down * panels.div_ceil(*each) >= enough).unwrap_or(2);
+    let order = TaskOrder { down, across: panels.div_ceil(each) };
+    let PackBuffers { left, right } = packed;
+    let left = left.blocks(order.down, ROWS.min(m.div_ceil(SIDE) * SIDE) * pitch);
+    let right = right.blocks(order.across, each.min(panels) * chunks * BLOCK);
+    let c = Columns::new(c, n);
+    for_each_task(threads, order.down * order.across, Vec::new, |tile: &mut Vec<f32>, task| {
+        let (row_block, panel_block) = order.of(task);
+        let (row, first) = (row_block * ROWS, panel_block * each);
+        let (rows, panels) = (ROWS.min(m - row), each.min(panels - first));
+        let columns = first * SIDE..((first + panels) * SIDE).min(n);
+        let gemm = Bf16Gemm::new(isa).expect("just checked to be available");
+        let (right, _) = right.get(panel_block, |out| pack_b(&gemm, &b, columns.clone(), out));
+        let (left, _) = left.get(row_block, |out| pack_a(&gemm, &a, row..row + rows, out));
+        let left = PackedA { data: left, row: pitch };
+        let right = PackedB { data: right, chunks, non_temporal: false };
+        let (width, kept) = (panels * SIDE, columns.len());
+        let whole = rows % SIDE == 0 && kept == width;
+        if !whole {
+            // Through a tile of whole panels.
+            tile.resize(ROWS * width, 0.0);
+            for (r, tile) in tile.chunks_exact_mut(width).take(if add { rows } else { 0 }).enumerate() {
+                // SAFETY: these rows and columns belong to this task alone.
+                tile[..kept].copy_from_slice(unsafe { c.part(row + r, &columns) });
+            }
+        }
+        for from in (0..chunks).step_by(CHUNKS) {
+            let (depth, add) = (from..(from + CHUNKS).min(chunks), add || from > 0);
+            if whole {
+                // SAFETY: as above.
+                unsafe {
+                    gemm.product_raw(c.target(row..row + rows, &columns, add), left, right, rows, 0..panels, depth)
+                };
+            } else {
+                let to = if add { Target::accumulate(tile, width) } else { Target::overwrite(tile, width) };
+                gemm.product(to, left, right, rows, 0..panels, depth);
+            }
+        }
+        for (r, tile) in tile.chunks_exact(width).take(if whole { 0 } else { rows }).enumerate() {
+            // SAFETY: as above.
+            unsafe { c.part(row + r, &columns) }.copy_from_slice(&tile[..kept]);
+        }
+    });
+    true
+}
+
+/// In which order blocks of rows and of panels are multiplied: along the longer side, [`TOGETHER`] blocks of it with all
+/// blocks of the other side, then the next. Threads that begin together pack different blocks, and few of them at a time
+/// are read again.
+struct TaskOrder {
+    down: usize,
+    across: usize,
+}
+
+impl TaskOrder {
+    /// The block of rows and the block of panels of a task.
+    fn of(&self, task: usize) -> (usize, usize) {
+        let (long, short) = (self.down.max(self.across), self.down.min(self.across));
+        let first = task / (short * TOGETHER) * TOGETHER;
+        let (within, width) = (task - first * short, TOGETHER.min(long - first));
+        let (along, beside) = (first + within % width, within / width);
+        if self.down > self.across { (along, beside) } else { (beside, along) }
+    }
+}
+
+/// Packs rows of A, and zeros up to whole tiles.
+fn pack_a(gemm: &Bf16Gemm, a: &Operand<'_, f32>, rows: Range<usize>, out: &mut [bf16]) -> bool {
+    let pitch = left_pitch(a.columns);
+    for (at, out) in rows.clone().step_by(SIDE).zip(out.chunks_exact_mut(SIDE * pitch)) {
+        let count = SIDE.min(rows.end - at);
+        if a.transposed {
+            gemm.pack_a_f32_transposed(F32Rows::new(&a.data[at..], a.pitch, a.columns, count), out, pitch);
+        } else {
+            gemm.pack_a_f32(F32Rows::new(&a.data[at * a.pitch..], a.pitch, count, a.columns), out, pitch);
+        }
+    }
+    true
+}
+
+/// Packs columns of B, and zeros up to whole panels.
+fn pack_b(gemm: &Bf16Gemm, b: &Operand<'_, f32>, columns: Range<usize>, out: &mut [bf16]) -> bool {
+    if !b.transposed {
+        gemm.pack_b_f32(F32Rows::new(&b.data[columns.start..], b.pitch, b.rows, columns.len()), out);
+        return true;
+    }
+    for (at, out) in columns.clone().step_by(SIDE).zip(out.chunks_exact_mut(padded_depth(b.rows) * SIDE)) {
+        let count = SIDE.min(columns.end - at);
+        gemm.pack_b_f32_transposed(F32Rows::new(&b.data[at * b.pitch..], b.pitch, count, b.rows), out);
+    }
+    true
+}
+
+/// The distance between packed rows of A. An odd number of cache lines, so that the rows of a tile are in different
+/// sets of the first-level cache.
+fn left_pitch(depth: usize) -> usize {
+    ((padded_depth(depth) / DEPTH) | 1) * DEPTH
+}
+
+/// A matrix whose columns are written by several threads.
+struct Columns<'a> {
+    data: *mut f32,
+    rows: usize,
+    columns: usize,
+    borrowed: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: whoever takes a part guarantees that it is the only one.
+unsafe impl Sync for Columns<'_> {}
+
+impl<'a> Columns<'a> {
+    fn new(data: &'a mut [f32], columns: usize) -> Self {
+        Columns { data: data.as_mut_ptr(), rows: data.len() / columns, columns, borrowed: PhantomData }
+    }
+
+    /// Columns of a row.
+    ///
+    /// # Safety
+    /// No other part that is in use overlaps this one.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn part(&self, row: usize, columns: &Range<usize>) -> &mut [f32] {
+        assert!(row < self.rows && columns.start <= columns.end && columns.end <= self.columns);
+        // SAFETY: inside the matrix, as just checked, and exclusive, as the caller guarantees.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.columns + columns.start), columns.len()) }
+    }
+
+    /// Columns of rows, all of which are inside the matrix.
+    fn target(&self, rows: Range<usize>, columns: &Range<usize>, add: bool) -> RawTarget {
+        assert!(rows.start < rows.end && rows.end <= self.rows);
+        assert!(columns.start < columns.end && columns.end <= self.columns);
+        // SAFETY: inside the matrix, as just checked.
+        let data = unsafe { self.data.add(rows.start * self.columns + columns.start) };
+        RawTarget { data, row: self.columns, add }
+    }
+}
