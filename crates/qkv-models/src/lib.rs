@@ -33,6 +33,7 @@ pub mod metrics;
 mod model;
 mod observed;
 mod observed_attention;
+mod own_folder;
 mod pictures;
 mod probabilities;
 mod provenance;

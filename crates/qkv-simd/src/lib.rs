@@ -60,6 +60,7 @@ pub mod blocks;
 pub mod counting;
 pub mod features;
 pub mod finish;
+pub mod free_memory;
 pub mod gemv;
 pub mod huge_pages;
 pub mod int8;

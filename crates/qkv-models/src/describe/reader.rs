@@ -3,11 +3,9 @@
 
 use super::DescribeConfig;
 use crate::batch::{Batch, SpecialTokens};
-use crate::checkpoint::{Blank, write_tokenizer};
+use crate::checkpoint::Blank;
 use crate::eyes::{self, Eyes};
-use crate::files::folder::{
-    self, CONFIG, GENERATION_CONFIG, TOKENIZER, WEIGHTS, read_json, read_json_if_present, write_json,
-};
+use crate::files::folder::{self, CONFIG, GENERATION_CONFIG, TOKENIZER, read_json, read_json_if_present, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::image::Image;
@@ -16,6 +14,7 @@ use crate::layout::formulas::FormulaReader;
 use crate::layout::{self, Inspected, Layout};
 use crate::model::Group;
 use crate::observed_attention::{ObservedAttention, observed};
+use crate::own_folder;
 use crate::provenance::Provenance;
 use crate::search::Search;
 use crate::start::Start;
@@ -193,13 +192,9 @@ impl Describer {
     /// # Errors
     /// Where the system refuses.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
-        let folder = folder.as_ref();
-        std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        Layout::own(&self.parameters).write(&folder.join(WEIGHTS), &self.parameters, storage)?;
-        write_json(&folder.join(CONFIG), self.network.decoder.config())?;
-        write_json(&folder.join(GENERATION_CONFIG), &self.search)?;
-        self.tokenizer.save(folder.join(TOKENIZER))?;
-        write_tokenizer(&self.tokenizer, None, folder)
+        let (folder, config) = (folder.as_ref(), self.network.decoder.config());
+        own_folder::write(folder, config, &self.parameters, Some(&self.tokenizer), storage)?;
+        write_json(&folder.join(GENERATION_CONFIG), &self.search)
     }
 
     /// The tokens of a text, at most as many as the model writes.

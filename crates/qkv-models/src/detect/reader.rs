@@ -3,19 +3,17 @@
 use super::matching::cheapest;
 use super::{DetectConfig, DetectNetwork, Said};
 use crate::batch::{IGNORE, SpecialTokens};
-use crate::checkpoint::Blank;
-use crate::files::folder::{self, CONFIG, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
-use crate::files::weights::Weights;
 use crate::image::Image;
-use crate::layout::{self, Inspected, Layout};
+use crate::layout::{Inspected, Layout};
 use crate::metrics::detection::ScoredBox;
 use crate::model::{AttentionSite, Group};
 use crate::observed_attention::{ObservedAttention, observed};
+use crate::own_folder::{self, OwnFolder};
 use crate::probabilities::probabilities;
 use crate::provenance::Provenance;
 use crate::start::Start;
-use crate::{Architecture, Error, ModelConfig, Result, finite};
+use crate::{Architecture, ModelConfig, Result, finite};
 use qkv_nn::layers::Builder;
 use qkv_nn::{BoxTarget, Loss, Machine, Parameters, PendingLoss, Pool, Tape, Target, edges, generalized_iou};
 use rayon::prelude::*;
@@ -70,30 +68,16 @@ pub(crate) struct BoxedImages {
     pub boxes: Vec<Vec<(usize, [f64; 4])>>,
 }
 
-/// Configuration and weights of a folder, and the model with parameters of zero.
-fn found(folder: &Path) -> Result<(DetectConfig, Weights, Result<Blank<DetectNetwork>>)> {
-    let path = folder.join(CONFIG);
-    let whole: ModelConfig = read_json(&path)?;
-    let Architecture::Detect(config) = whole.architecture.clone() else {
-        let what = format!("it is a {}, expected `detect`", whole.architecture.name());
-        return Err(Error::format(&path, "field `architecture.kind`", what));
-    };
-    let weights = Weights::of_folder(folder)?;
-    let built = || {
-        whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&path, e))?;
-        let mut parameters = Parameters::new();
-        let network =
-            DetectNetwork::new(&mut Builder::blank(&mut parameters), &config).map_err(|e| folder::in_file(&path, e))?;
-        let layout = Layout::own(&parameters);
-        Ok((network, parameters, layout))
-    };
-    let built = built();
-    Ok((config, weights, built))
+/// The folder of a detector.
+fn found(folder: &Path) -> Result<OwnFolder<DetectConfig, DetectNetwork>> {
+    let config = |found| if let Architecture::Detect(config) = found { Some(config) } else { None };
+    OwnFolder::open(folder, "detect", config, |at, config, _| DetectNetwork::new(at, config))
 }
 
 /// Description, number of parameters, mismatches and weights of a folder.
 pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
-    let (config, weights, built) = found(folder)?;
+    let found = found(folder)?;
+    let config = &found.config;
     let ([rows, columns], image) = (config.queries(), &config.image);
     let words = format!(
         "detect: images of {} × {} in {} places, {} layers; {} queries, {} layers, width {}, {} classes",
@@ -106,7 +90,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
         config.d_model,
         config.labels.len()
     );
-    Ok(layout::inspected(words, built, weights))
+    Ok(found.inspected(words))
 }
 
 impl Detector {
@@ -115,9 +99,7 @@ impl Detector {
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(folder: impl AsRef<Path>) -> Result<Detector> {
-        let (config, weights, built) = found(folder.as_ref())?;
-        let (network, mut parameters, layout) = built?;
-        layout.fill(&mut parameters, &weights)?;
+        let (config, network, parameters) = found(folder.as_ref())?.fill()?;
         Ok(Detector { config, parameters, network })
     }
 
@@ -159,13 +141,10 @@ impl Detector {
     /// # Errors
     /// Where the system refuses.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
-        let folder = folder.as_ref();
-        std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        Layout::own(&self.parameters).write(&folder.join(WEIGHTS), &self.parameters, storage)?;
         // It has no vocabulary.
         let specials = SpecialTokens { pad: 0, bos: 0, eos: 0 };
-        let whole = ModelConfig::new(Architecture::Detect(self.config.clone()), 0, specials);
-        write_json(&folder.join(CONFIG), &whole)
+        let config = ModelConfig::new(Architecture::Detect(self.config.clone()), 0, specials);
+        own_folder::write(folder.as_ref(), &config, &self.parameters, None, storage)
     }
 
     /// For each object of an image, its query: by the probability of its class and the box, as the loss weighs them.

@@ -224,6 +224,11 @@ impl Reader {
         Ok(Reader { path: path.to_owned(), file, header })
     }
 
+    /// What the file holds.
+    pub(crate) fn header(&self) -> &Header {
+        &self.header
+    }
+
     /// The path it was opened with.
     pub fn path(&self) -> &Path {
         &self.path

@@ -11,16 +11,17 @@
 mod new_file;
 mod rows;
 
-use super::safetensors::{Header, TensorInfo};
-use super::{atomic, input};
+use super::atomic;
+use super::safetensors::{Header, Reader, TensorInfo};
 use crate::{Error, Result};
 pub(crate) use new_file::NewFile;
 use qkv_simd::blocks::BlockType;
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::io::{BufWriter, Read};
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Appended to the name of a matrix for its scales.
 const SCALE: &str = ".scale";
@@ -75,12 +76,20 @@ pub fn write(path: impl AsRef<Path>, tensors: &[NamedTensor], storage: Storage) 
     atomic::write_with(path, |to| file.write(&mut BufWriter::new(to)))
 }
 
-/// A file whose header has been checked, in memory. Tensors are converted as they are read.
+/// A file whose header has been checked. Its tensors are read and converted one at a time: it is never in memory as a
+/// whole, unless it was given as bytes.
 #[derive(Clone, Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    bytes: Cow<'static, [u8]>,
     header: Header,
+    contents: Contents,
+}
+
+/// Where the bytes of a file are.
+#[derive(Clone, Debug)]
+enum Contents {
+    Memory(Cow<'static, [u8]>),
+    Disk(Arc<Mutex<Reader>>),
 }
 
 impl TensorFile {
@@ -101,18 +110,16 @@ impl TensorFile {
     }
 
     fn open_at(path: &Path) -> Result<Self> {
-        let file = input::open(path)?;
-        let length = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
-        let mut bytes = Vec::new();
-        file.take(length).read_to_end(&mut bytes).map_err(|e| Error::file("read", path, e))?;
-        TensorFile::from_bytes(bytes, path)
+        let reader = Reader::open(path)?;
+        let header = reader.header().clone();
+        Ok(TensorFile { path: path.to_owned(), header, contents: Contents::Disk(Arc::new(Mutex::new(reader))) })
     }
 
     /// Checks the bytes of a file; `path` is for errors.
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>, path: impl AsRef<Path>) -> Result<Self> {
         let (bytes, path) = (bytes.into(), path.as_ref().to_owned());
         let header = Header::read(&mut &bytes[..], bytes.len() as u64, &path)?;
-        Ok(TensorFile { path, bytes, header })
+        Ok(TensorFile { path, header, contents: Contents::Memory(bytes) })
     }
 
     /// Names of all tensors, in alphabetical order. Scales of 8-bit rows belong to their matrix and are not listed.
@@ -153,11 +160,14 @@ impl TensorFile {
         let (Some(info), Some(place)) = (self.info(name), self.header.range(name)) else {
             return Err(self.wrong(name, "it is missing"));
         };
-        let bytes = &self.bytes[place.start as usize..place.end as usize];
+        let bytes: Cow<'_, [u8]> = match &self.contents {
+            Contents::Memory(bytes) => bytes[place.start as usize..place.end as usize].into(),
+            Contents::Disk(reader) => reader.lock().unwrap_or_else(PoisonError::into_inner).read(name)?.into(),
+        };
         match info.dtype {
-            Dtype::F32 => Ok(BlockType::F32.widen(bytes)),
-            Dtype::F16 => Ok(BlockType::F16.widen(bytes)),
-            Dtype::BF16 => Ok(BlockType::Bf16.widen(bytes)),
+            Dtype::F32 => Ok(BlockType::F32.widen(&bytes)),
+            Dtype::F16 => Ok(BlockType::F16.widen(&bytes)),
+            Dtype::BF16 => Ok(BlockType::Bf16.widen(&bytes)),
             Dtype::I8 => {
                 let [count, width] = info.shape[..] else {
                     return Err(
@@ -168,7 +178,7 @@ impl TensorFile {
                 if self.info(&scale).is_some_and(|info| info.dtype == Dtype::I8) {
                     return Err(self.wrong(&scale, "it is I8, expected F32, F16 or BF16"));
                 }
-                Ok(rows::widen(bytes, &self.read_shaped(&scale, &[count])?, width))
+                Ok(rows::widen(&bytes, &self.read_shaped(&scale, &[count])?, width))
             }
             other => Err(self.wrong(name, format!("it is {other}, expected F32, F16, BF16 or 8-bit rows"))),
         }
@@ -182,5 +192,42 @@ impl TensorFile {
             }
             _ => self.read(name),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_cut_off_after_it_was_opened_is_an_error_that_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let tensors = ["a", "b"].map(|name| NamedTensor { name, shape: &[2], values: &[1.0, 2.0] });
+        write(&path, &tensors, Storage::F32).unwrap();
+        let opened = TensorFile::open(&path).unwrap();
+        let length = std::fs::metadata(&path).unwrap().len();
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(length - 1).unwrap();
+        assert_eq!(opened.read("a").unwrap(), [1.0, 2.0]);
+        let error = opened.read("b").unwrap_err().to_string();
+        assert!(error.contains("model.safetensors"), "{error}");
+    }
+
+    #[test]
+    fn threads_read_different_tensors_of_one_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let values: Vec<Vec<f32>> = (0..8).map(|at| vec![at as f32; 1000 * (at + 1)]).collect();
+        let names: Vec<String> = (0..8).map(|at| format!("tensor.{at}")).collect();
+        let shapes: Vec<[usize; 1]> = values.iter().map(|values| [values.len()]).collect();
+        let tensors: Vec<NamedTensor<'_>> =
+            (0..8).map(|at| NamedTensor { name: &names[at], shape: &shapes[at], values: &values[at] }).collect();
+        write(&path, &tensors, Storage::F32).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        std::thread::scope(|scope| {
+            for (name, expected) in names.iter().zip(&values) {
+                scope.spawn(|| (0..50).for_each(|_| assert_eq!(file.read(name).unwrap(), *expected)));
+            }
+        });
     }
 }

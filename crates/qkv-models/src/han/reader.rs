@@ -2,16 +2,14 @@
 
 use super::{Document, HanConfig, HanNetwork};
 use crate::batch::SpecialTokens;
-use crate::checkpoint::{Blank, write_tokenizer};
-use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
-use crate::files::weights::Weights;
-use crate::layout::{self, Inspected, Layout};
+use crate::layout::{Inspected, Layout};
+use crate::own_folder::{self, OwnFolder};
 use crate::probabilities::probabilities;
 use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
-use crate::{Architecture, Error, ModelConfig, Result, finite};
+use crate::{Architecture, ModelConfig, Result, finite};
 use qkv_nn::layers::Builder;
 use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Target};
 use serde::Serialize;
@@ -63,34 +61,19 @@ pub struct ReadWord {
     pub weight: f32,
 }
 
-/// Configuration and weights of a folder, and the model with parameters of zero.
-fn found(folder: &Path) -> Result<(ModelConfig, HanConfig, Weights, Result<Blank<HanNetwork>>)> {
-    let path = folder.join(CONFIG);
-    let whole: ModelConfig = read_json(&path)?;
-    let Architecture::Han(config) = whole.architecture.clone() else {
-        let what = format!("it is a {}, expected `han`", whole.architecture.name());
-        return Err(Error::format(&path, "field `architecture.kind`", what));
-    };
-    let weights = Weights::of_folder(folder)?;
-    let built = || {
-        whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&path, e))?;
-        let mut parameters = Parameters::new();
-        let model = HanNetwork::new(&mut Builder::blank(&mut parameters), &config, whole.vocab_size)
-            .map_err(|e| folder::in_file(&path, e))?;
-        let layout = Layout::own(&parameters);
-        Ok((model, parameters, layout))
-    };
-    let built = built();
-    Ok((whole, config, weights, built))
+/// The folder of a HAN.
+fn found(folder: &Path) -> Result<OwnFolder<HanConfig, HanNetwork>> {
+    let config = |found| if let Architecture::Han(config) = found { Some(config) } else { None };
+    OwnFolder::open(folder, "han", config, HanNetwork::new)
 }
 
 /// Description, number of parameters, mismatches and weights of a folder.
 pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
-    let (whole, config, weights, built) = found(folder)?;
-    let HanConfig { d_model, hidden, words, sentences, .. } = config;
+    let found = found(folder)?;
+    let HanConfig { d_model, hidden, words, sentences, .. } = found.config;
     let limits = format!("{sentences} sentences of {words} words");
-    let words = format!("han: width {d_model}, states of {hidden}, {limits}, vocabulary {}", whole.vocab_size);
-    Ok(layout::inspected(words, built, weights))
+    let words = format!("han: width {d_model}, states of {hidden}, {limits}, vocabulary {}", found.vocab_size);
+    Ok(found.inspected(words))
 }
 
 impl Han {
@@ -99,15 +82,9 @@ impl Han {
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(folder: impl AsRef<Path>) -> Result<Han> {
-        let folder = folder.as_ref();
-        let (whole, config, weights, built) = found(folder)?;
-        let (model, mut parameters, layout) = built?;
-        let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
-        if tokenizer.len() > whole.vocab_size {
-            let what = format!("the tokenizer has {} tokens, the model {}", tokenizer.len(), whole.vocab_size);
-            return Err(Error::format(folder.join(CONFIG), "field `vocab_size`", what));
-        }
-        layout.fill(&mut parameters, &weights)?;
+        let found = found(folder.as_ref())?;
+        let tokenizer = found.tokenizer()?;
+        let (config, model, parameters) = found.fill()?;
         Ok(Han { config, parameters, tokenizer, model })
     }
 
@@ -154,13 +131,9 @@ impl Han {
     /// # Errors
     /// Where the system refuses.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
-        let folder = folder.as_ref();
-        std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        Layout::own(&self.parameters).write(&folder.join(WEIGHTS), &self.parameters, storage)?;
-        write_tokenizer(&self.tokenizer, None, folder)?;
-        let architecture = Architecture::Han(self.config.clone());
-        let config = ModelConfig::new(architecture, self.tokenizer.len(), SpecialTokens::of(&self.tokenizer));
-        write_json(&folder.join(CONFIG), &config)
+        let specials = SpecialTokens::of(&self.tokenizer);
+        let config = ModelConfig::new(Architecture::Han(self.config.clone()), self.tokenizer.len(), specials);
+        own_folder::write(folder.as_ref(), &config, &self.parameters, Some(&self.tokenizer), storage)
     }
 
     /// Tokenizes a text within the limits of the model.

@@ -102,6 +102,8 @@ impl Plan {
             }
         }
         tuning::apply(recipe, &mut model, provenance.as_ref())?;
+        // What was read is in its final form now.
+        qkv_simd::free_memory::give_back();
         Ok(Plan { data, model, provenance })
     }
 

@@ -3,11 +3,9 @@
 use super::durations::{frames_of_letters, places_of_steps};
 use super::{VoiceConfig, VoiceNetwork, last_frames};
 use crate::batch::{IGNORE, Rows, SpecialTokens};
-use crate::checkpoint::{Blank, write_tokenizer};
-use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
-use crate::files::weights::Weights;
-use crate::layout::{self, Inspected, Layout};
+use crate::layout::{Inspected, Layout};
+use crate::own_folder::{self, OwnFolder};
 use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
@@ -54,35 +52,20 @@ pub(super) struct Heard {
     pub steps: Vec<usize>,
 }
 
-/// Configuration and weights of a folder, and the model with parameters of zero.
-fn found(folder: &Path) -> Result<(ModelConfig, VoiceConfig, Weights, Result<Blank<VoiceNetwork>>)> {
-    let path = folder.join(CONFIG);
-    let whole: ModelConfig = read_json(&path)?;
-    let Architecture::Speaker(config) = whole.architecture.clone() else {
-        let what = format!("it is a {}, expected `voice`", whole.architecture.name());
-        return Err(Error::format(&path, "field `architecture.kind`", what));
-    };
-    let weights = Weights::of_folder(folder)?;
-    let built = || {
-        whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&path, e))?;
-        let mut parameters = Parameters::new();
-        let network = VoiceNetwork::new(&mut Builder::blank(&mut parameters), &config, whole.vocab_size)
-            .map_err(|e| folder::in_file(&path, e))?;
-        let layout = Layout::own(&parameters);
-        Ok((network, parameters, layout))
-    };
-    let built = built();
-    Ok((whole, config, weights, built))
+/// The folder of a voice.
+fn found(folder: &Path) -> Result<OwnFolder<VoiceConfig, VoiceNetwork>> {
+    let config = |found| if let Architecture::Speaker(config) = found { Some(config) } else { None };
+    OwnFolder::open(folder, "voice", config, VoiceNetwork::new)
 }
 
 /// Description, number of parameters, mismatches and weights of a folder.
 pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
-    let (whole, config, weights, built) = found(folder)?;
-    let words = format!(
-        "voice: {} letters to {} mel bands, {} frames a step; {} + {} layers, width {}",
-        whole.vocab_size, config.bands, config.reduction, config.encoder_layers, config.decoder_layers, config.d_model
-    );
-    Ok(layout::inspected(words, built, weights))
+    let found = found(folder)?;
+    let VoiceConfig { bands, reduction, encoder_layers, decoder_layers, d_model, .. } = found.config;
+    let layers = format!("{encoder_layers} + {decoder_layers} layers, width {d_model}");
+    let letters = found.vocab_size;
+    let words = format!("voice: {letters} letters to {bands} mel bands, {reduction} frames a step; {layers}");
+    Ok(found.inspected(words))
 }
 
 impl Speaker {
@@ -91,16 +74,10 @@ impl Speaker {
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(folder: impl AsRef<Path>) -> Result<Speaker> {
-        let folder = folder.as_ref();
-        let (whole, config, weights, built) = found(folder)?;
-        let (network, mut parameters, layout) = built?;
-        let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
-        if tokenizer.len() > whole.vocab_size {
-            let what = format!("the tokenizer has {} tokens, the model {}", tokenizer.len(), whole.vocab_size);
-            return Err(Error::format(folder.join(CONFIG), "field `vocab_size`", what));
-        }
-        layout.fill(&mut parameters, &weights)?;
-        Ok(Speaker { config, parameters, tokenizer, network, vocab_size: whole.vocab_size })
+        let found = found(folder.as_ref())?;
+        let (tokenizer, vocab_size) = (found.tokenizer()?, found.vocab_size);
+        let (config, network, parameters) = found.fill()?;
+        Ok(Speaker { config, parameters, tokenizer, network, vocab_size })
     }
 
     /// A new model with parameters drawn from the seed.
@@ -143,14 +120,9 @@ impl Speaker {
     /// # Errors
     /// Where the system refuses.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
-        let folder = folder.as_ref();
-        std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        Layout::own(&self.parameters).write(&folder.join(WEIGHTS), &self.parameters, storage)?;
         let specials = SpecialTokens::of(&self.tokenizer);
-        let whole = ModelConfig::new(Architecture::Speaker(self.config.clone()), self.vocab_size, specials);
-        write_json(&folder.join(CONFIG), &whole)?;
-        self.tokenizer.save(folder.join(TOKENIZER))?;
-        write_tokenizer(&self.tokenizer, None, folder)
+        let config = ModelConfig::new(Architecture::Speaker(self.config.clone()), self.vocab_size, specials);
+        own_folder::write(folder.as_ref(), &config, &self.parameters, Some(&self.tokenizer), storage)
     }
 
     /// The letters of a text, in lower case, and the end token.

@@ -3,20 +3,18 @@
 
 use super::{VqaConfig, VqaNetwork};
 use crate::batch::{Rows, SpecialTokens};
-use crate::checkpoint::{Blank, write_tokenizer};
 use crate::eyes::{self, Eyes};
-use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
-use crate::files::weights::Weights;
 use crate::image::Image;
-use crate::layout::{self, Inspected, Layout};
+use crate::layout::{Inspected, Layout};
 use crate::model::{AttentionSite, Group};
 use crate::observed_attention::{ObservedAttention, observed};
+use crate::own_folder::{self, OwnFolder};
 use crate::probabilities::probabilities;
 use crate::provenance::Provenance;
 use crate::start::Start;
 use crate::text::tokenizer::Tokenizer;
-use crate::{Architecture, Error, ModelConfig, Result, finite};
+use crate::{Architecture, ModelConfig, Result, finite};
 use qkv_nn::layers::Builder;
 use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Target, Tensor};
 use std::path::Path;
@@ -64,39 +62,24 @@ pub struct ImageAnswer {
     pub attentions: Vec<ObservedAttention>,
 }
 
-/// Configuration and weights of a folder, and the model with parameters of zero.
-fn found(folder: &Path) -> Result<(ModelConfig, VqaConfig, Weights, Result<Blank<VqaNetwork>>)> {
-    let path = folder.join(CONFIG);
-    let whole: ModelConfig = read_json(&path)?;
-    let Architecture::Vqa(config) = whole.architecture.clone() else {
-        let what = format!("it is a {}, expected `vqa`", whole.architecture.name());
-        return Err(Error::format(&path, "field `architecture.kind`", what));
-    };
-    let weights = Weights::of_folder(folder)?;
-    let built = || {
-        whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&path, e))?;
-        let mut parameters = Parameters::new();
-        let network = VqaNetwork::new(&mut Builder::blank(&mut parameters), &config, whole.vocab_size)
-            .map_err(|e| folder::in_file(&path, e))?;
-        let layout = Layout::own(&parameters);
-        Ok((network, parameters, layout))
-    };
-    let built = built();
-    Ok((whole, config, weights, built))
+/// The folder of a model of this kind.
+fn found(folder: &Path) -> Result<OwnFolder<VqaConfig, VqaNetwork>> {
+    let config = |found| if let Architecture::Vqa(config) = found { Some(config) } else { None };
+    OwnFolder::open(folder, "vqa", config, VqaNetwork::new)
 }
 
 /// Description, number of parameters, mismatches and weights of a folder.
 pub(crate) fn inspect(folder: &Path) -> Result<Inspected> {
-    let (whole, config, weights, built) = found(folder)?;
-    let VqaConfig { d_model, question_layers, hops, ref image, .. } = config;
+    let found = found(folder)?;
+    let VqaConfig { d_model, question_layers, hops, ref image, ref labels, .. } = found.config;
     let seen = format!("images of {} × {} in {} places", image.width, image.height, image.places());
     let words = format!(
         "vqa: {seen}, {} layers; {question_layers} layers of words, {hops} hops, width {d_model}, vocabulary {}, {} answers",
         image.layers,
-        whole.vocab_size,
-        config.labels.len()
+        found.vocab_size,
+        labels.len()
     );
-    Ok(layout::inspected(words, built, weights))
+    Ok(found.inspected(words))
 }
 
 impl Vqa {
@@ -106,16 +89,11 @@ impl Vqa {
     /// Names the file, and the field or tensor that is wrong.
     pub fn open(folder: impl AsRef<Path>) -> Result<Vqa> {
         let folder = folder.as_ref();
-        let (whole, config, weights, built) = found(folder)?;
-        let (network, mut parameters, layout) = built?;
-        let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
-        if tokenizer.len() > whole.vocab_size {
-            let what = format!("the tokenizer has {} tokens, the model {}", tokenizer.len(), whole.vocab_size);
-            return Err(Error::format(folder.join(CONFIG), "field `vocab_size`", what));
-        }
-        layout.fill(&mut parameters, &weights)?;
+        let found = found(folder)?;
+        let (tokenizer, vocab_size) = (found.tokenizer()?, found.vocab_size);
+        let (config, network, parameters) = found.fill()?;
         let eyes = Eyes::of(&config.image, Some(folder))?;
-        Ok(Vqa { config, parameters, tokenizer, eyes, network, vocab_size: whole.vocab_size })
+        Ok(Vqa { config, parameters, tokenizer, eyes, network, vocab_size })
     }
 
     /// A new model with parameters drawn from the seed.
@@ -163,16 +141,9 @@ impl Vqa {
     /// # Errors
     /// Where the system refuses.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
-        let folder = folder.as_ref();
-        std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
-        Layout::own(&self.parameters).write(&folder.join(WEIGHTS), &self.parameters, storage)?;
         let specials = SpecialTokens::of(&self.tokenizer);
-        write_json(
-            &folder.join(CONFIG),
-            &ModelConfig::new(Architecture::Vqa(self.config.clone()), self.vocab_size, specials),
-        )?;
-        self.tokenizer.save(folder.join(TOKENIZER))?;
-        write_tokenizer(&self.tokenizer, None, folder)
+        let config = ModelConfig::new(Architecture::Vqa(self.config.clone()), self.vocab_size, specials);
+        own_folder::write(folder.as_ref(), &config, &self.parameters, Some(&self.tokenizer), storage)
     }
 
     /// The tokens of a question, at least one and at most as many as the model takes.
