@@ -203,7 +203,7 @@ impl Bf16Gemm {
         if rows == 0 || panels.is_empty() {
             return;
         }
-        assert!(c.update != Update::AddPartial, "bf16 products overwrite or accumulate");
+        assert!(!matches!(c.update, Update::AddPartial { .. }), "bf16 products overwrite or accumulate");
         let (tall, width) = (rows.div_ceil(SIDE).saturating_mul(SIDE), panels.end.saturating_mul(SIDE));
         assert!(c.row >= width && c.data.len() >= span(tall, c.row, width), "C is too short");
         let to = RawTarget { data: c.data.as_mut_ptr(), row: c.row, add: c.update == Update::Accumulate };

@@ -140,7 +140,8 @@ impl Bf16x3Gemm {
         if rows == 0 || panels.is_empty() {
             return;
         }
-        assert!(c.update != Update::Accumulate, "bf16x3 products overwrite or add a partial sum");
+        let whole = matches!(c.update, Update::Overwrite | Update::AddPartial { every: usize::MAX });
+        assert!(whole, "bf16x3 products overwrite or add one partial sum");
         let rows = rows.div_ceil(SIDE).saturating_mul(SIDE);
         let (depth, width) = (chunks.end.saturating_mul(DEPTH), panels.end.saturating_mul(SIDE));
         assert!(c.row >= width && c.data.len() >= span(rows, c.row, width), "C is too short");

@@ -28,6 +28,7 @@
 //! | `matmul` | products of whole matrices (feature `matmul`), for the layers of a model |
 //! | [`resample`] | the inner loops of resampling images |
 //! | [`huge_pages`] | huge pages for large buffers |
+//! | [`kept_memory`] | memory of dropped results, for the next ones |
 //! | [`counting`] | a counting allocator |
 //! | [`peak`] | measured peaks of this machine |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
@@ -65,6 +66,7 @@ pub mod gemv;
 pub mod huge_pages;
 pub mod int8;
 pub mod isa;
+pub mod kept_memory;
 mod kernel;
 #[doc(hidden)]
 pub mod lanes;

@@ -67,8 +67,11 @@ pub enum Update {
     Accumulate,
     /// `C += A · B`, with the chain starting from zero and added to `C` at its end. This rounds far less if a long sum
     /// is cut into many products: a chain of `n` steps has an error of about √n roundings of the whole, `b` blocks only
-    /// √(n/b) + √b.
-    AddPartial,
+    /// √(n/b) + √b. A longer depth is cut into chains of `every` steps, each added to `C` in turn.
+    AddPartial {
+        /// The longest chain.
+        every: usize,
+    },
 }
 
 /// The rows of `C` at distance `row`.
@@ -90,7 +93,12 @@ impl<'a, A> Target<'a, A> {
 
     /// Adds partial sums that start from zero.
     pub fn add_partial(data: &'a mut [A], row: usize) -> Self {
-        Target { data, row, update: Update::AddPartial }
+        Target::add_partials(data, row, usize::MAX)
+    }
+
+    /// Adds partial sums that start from zero, each of at most `every` steps of the depth.
+    pub fn add_partials(data: &'a mut [A], row: usize, every: usize) -> Self {
+        Target { data, row, update: Update::AddPartial { every } }
     }
 
     /// Replaces `C`.
@@ -147,6 +155,7 @@ impl<A: Real> Product<'_, A> {
         if rows == 0 || panels == 0 || depth == 0 && c.update != Update::Overwrite {
             return false;
         }
+        assert!(c.update != Update::AddPartial { every: 0 }, "partial sums of no steps");
         let width = panels.saturating_mul(A::LANES);
         assert!(c.row >= width && c.data.len() >= span(rows, c.row, width), "C is too short");
         if depth == 0 {
@@ -164,97 +173,109 @@ impl<A: Real> Kernel<A> for Product<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(mut self) {
-        // A few panels of B against all rows, so that they stay in the first-level cache while A is streamed.
+        // A few panels of B against all rows, so that they stay in the first-level cache while A is streamed. The panels
+        // are divided evenly: five as three and two, because a tile of one panel waits for its sums or its loads.
         // SAFETY: `product` checked that every row, panel and step below lies inside its slice; the caller guarantees
         // the instruction set.
         unsafe {
             let mut panel = 0;
             while panel < self.panels {
                 let left = self.panels - panel;
-                if V::TILE_PANELS >= 4 && left >= 4 {
-                    self.column::<V, 4>(panel);
-                    panel += 4;
-                } else if V::TILE_PANELS >= 2 && left >= 2 {
-                    self.column::<V, 2>(panel);
-                    panel += 2;
-                } else {
-                    self.column::<V, 1>(panel);
-                    panel += 1;
+                let next = left.div_ceil(left.div_ceil(V::TILE_PANELS));
+                match next {
+                    4 if V::TILE_PANELS >= 4 => self.column::<V, 4>(panel),
+                    3 if V::TILE_PANELS >= 4 => self.column::<V, 3>(panel),
+                    2 if V::TILE_PANELS >= 4 => self.column::<V, 2>(panel),
+                    _ => self.column::<V, 1>(panel),
                 }
+                panel += next;
             }
         }
     }
 }
 
 impl<A: Real> Product<'_, A> {
-    /// `PANELS` panels of C, all of their rows.
+    /// `PANELS` panels of C, all of their rows, in register tiles of about as many sums each.
     #[inline(always)]
     unsafe fn column<V: Lanes<Scalar = A>, const PANELS: usize>(&mut self, panel: usize) {
+        // With 32 registers: 6 × 4, 8 × 3, 12 × 2 or 12 × 1.
+        let most = match (V::TILE_PANELS, PANELS) {
+            (4, 3) => 8,
+            (4, 1 | 2) => 12,
+            _ => V::TILE_ROWS,
+        };
         // SAFETY: as in `run`.
         unsafe {
             let mut row = 0;
             while row < self.rows {
+                // Sixteen rows are two tiles of eight rather than twelve and four.
                 let left = self.rows - row;
-                if V::TILE_ROWS >= 6 && left >= 6 {
-                    self.tile::<V, 6, PANELS>(row, panel);
-                    row += 6;
-                } else if V::TILE_ROWS >= 4 && left >= 4 {
-                    self.tile::<V, 4, PANELS>(row, panel);
-                    row += 4;
-                } else if left >= 2 {
-                    self.tile::<V, 2, PANELS>(row, panel);
-                    row += 2;
-                } else {
-                    self.tile::<V, 1, PANELS>(row, panel);
-                    row += 1;
+                let next = if left < 2 * most { left.div_ceil(left.div_ceil(most)) } else { most };
+                row += match next {
+                    12.. if most >= 12 => self.tile::<V, 12, PANELS>(row, panel),
+                    8.. if most >= 8 => self.tile::<V, 8, PANELS>(row, panel),
+                    6.. if most >= 6 => self.tile::<V, 6, PANELS>(row, panel),
+                    4.. if most >= 4 => self.tile::<V, 4, PANELS>(row, panel),
+                    2.. => self.tile::<V, 2, PANELS>(row, panel),
+                    _ => self.tile::<V, 1, PANELS>(row, panel),
                 }
             }
         }
     }
 
-    /// One register tile over the whole depth.
+    /// One register tile over the whole depth. Returns its rows.
     #[inline(always)]
-    unsafe fn tile<V: Lanes<Scalar = A>, const ROWS: usize, const PANELS: usize>(&mut self, row: usize, panel: usize) {
+    unsafe fn tile<V: Lanes<Scalar = A>, const ROWS: usize, const PANELS: usize>(
+        &mut self,
+        row: usize,
+        panel: usize,
+    ) -> usize {
         // SAFETY: as in `run`; the pointer into C is the only access to it for the length of the call.
         unsafe {
             let c = self.c.data.as_mut_ptr().add(row * self.c.row + panel * A::LANES);
             let mut a = self.a.data.as_ptr().add(row * self.a.row);
             let mut b = self.b.data.as_ptr().add(panel * self.b.panel);
-            let mut acc = [[V::splat(A::ZERO); PANELS]; ROWS];
-            if self.c.update == Update::Accumulate {
+            let (mut left, chain) =
+                (self.depth, if let Update::AddPartial { every } = self.c.update { every } else { self.depth });
+            // All chains of a tile one after the other, while its part of C is in the first-level cache.
+            while left > 0 {
+                let mut acc = [[V::splat(A::ZERO); PANELS]; ROWS];
+                if self.c.update == Update::Accumulate {
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        for (p, acc) in acc.iter_mut().enumerate() {
+                            *acc = V::load(c.add(r * self.c.row + p * A::LANES));
+                        }
+                    }
+                }
+                let steps = chain.min(left);
+                left -= steps;
+                for _ in 0..steps {
+                    let mut columns = [V::splat(A::ZERO); PANELS];
+                    for (p, column) in columns.iter_mut().enumerate() {
+                        *column = V::load(b.add(p * self.b.panel));
+                    }
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        let x = V::splat(*a.add(r * self.a.row));
+                        for (acc, column) in acc.iter_mut().zip(columns) {
+                            *acc = x.mul_add(column, *acc);
+                        }
+                    }
+                    a = a.wrapping_add(self.a.col);
+                    b = b.wrapping_add(self.b.row);
+                }
+                let adds = matches!(self.c.update, Update::AddPartial { .. });
                 for (r, acc) in acc.iter_mut().enumerate() {
                     for (p, acc) in acc.iter_mut().enumerate() {
-                        *acc = V::load(c.add(r * self.c.row + p * A::LANES));
+                        let c = c.add(r * self.c.row + p * A::LANES);
+                        if adds {
+                            *acc = V::load(c).add(*acc);
+                        }
+                        acc.store(c);
                     }
-                }
-            }
-            for _ in 0..self.depth {
-                let mut columns = [V::splat(A::ZERO); PANELS];
-                for (p, column) in columns.iter_mut().enumerate() {
-                    *column = V::load(b.add(p * self.b.panel));
-                }
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let x = V::splat(*a.add(r * self.a.row));
-                    for (acc, column) in acc.iter_mut().zip(columns) {
-                        *acc = x.mul_add(column, *acc);
-                    }
-                }
-                a = a.wrapping_add(self.a.col);
-                b = b.wrapping_add(self.b.row);
-            }
-            if self.c.update == Update::AddPartial {
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    for (p, acc) in acc.iter_mut().enumerate() {
-                        *acc = V::load(c.add(r * self.c.row + p * A::LANES)).add(*acc);
-                    }
-                }
-            }
-            for (r, acc) in acc.iter().enumerate() {
-                for (p, acc) in acc.iter().enumerate() {
-                    acc.store(c.add(r * self.c.row + p * A::LANES));
                 }
             }
         }
+        ROWS
     }
 }
 
@@ -293,15 +314,22 @@ impl<A: Real> Kernel<A> for Skipping<'_, A> {
                 // SAFETY: as many lanes as are loaded and stored lie in `c_at`, and from each step of `b` on, as
                 // `product_skipping_zeros` checked; the caller guarantees the instruction set.
                 unsafe {
-                    let there = V::load(c_at.as_ptr());
-                    let mut sum = if c.update == Update::Accumulate { there } else { V::splat(A::ZERO) };
-                    for k in 0..depth {
-                        let x = a.data[r * a.row + k * a.col];
-                        if x != A::ZERO {
-                            sum = V::splat(x).mul_add(V::load(b.data[p * b.panel + k * b.row..].as_ptr()), sum);
+                    let mut start = 0;
+                    while start < depth {
+                        let every = if let Update::AddPartial { every } = c.update { every } else { depth };
+                        let end = start.saturating_add(every).min(depth);
+                        let there = V::load(c_at.as_ptr());
+                        let mut sum = if c.update == Update::Accumulate { there } else { V::splat(A::ZERO) };
+                        for k in start..end {
+                            let x = a.data[r * a.row + k * a.col];
+                            if x != A::ZERO {
+                                sum = V::splat(x).mul_add(V::load(b.data[p * b.panel + k * b.row..].as_ptr()), sum);
+                            }
                         }
+                        let adds = matches!(c.update, Update::AddPartial { .. });
+                        if adds { there.add(sum) } else { sum }.store(c_at.as_mut_ptr());
+                        start = end;
                     }
-                    if c.update == Update::AddPartial { there.add(sum) } else { sum }.store(c_at.as_mut_ptr());
                 }
             }
         }
@@ -330,8 +358,9 @@ mod tests {
                     multiply(isa, target, Matrix::rows(&a, depth), Panels::packed(&b, depth), rows, panels, depth);
                     c
                 };
+                let whole = Update::AddPartial { every: usize::MAX };
                 let [anew, onto, plus] =
-                    [Update::Overwrite, Update::Accumulate, Update::AddPartial].map(|update| run(false, update));
+                    [Update::Overwrite, Update::Accumulate, whole].map(|update| run(false, update));
                 for (r, x) in (0..rows).flat_map(|r| (0..row).map(move |x| (r, x))) {
                     let at = r * row + x;
                     if x < panels * f32::LANES {
@@ -341,11 +370,11 @@ mod tests {
                         assert_eq!([anew[at], onto[at], plus[at]], [c[at]; 3], "{isa}");
                     }
                 }
-                for (update, expected) in
-                    [(Update::Overwrite, anew), (Update::Accumulate, onto), (Update::AddPartial, plus)]
-                {
+                for (update, expected) in [(Update::Overwrite, anew), (Update::Accumulate, onto), (whole, plus)] {
                     assert_eq!(run(true, update), expected, "{isa} {update:?}");
                 }
+                let parts = Update::AddPartial { every: 8 };
+                assert_eq!(run(true, parts), run(false, parts), "{isa} {parts:?}");
             }
         }
     }

@@ -70,15 +70,26 @@ impl<T: Element> Kernel<T::Acc> for Widen<'_, T> {
 
 struct Narrow<'a, T: Element> {
     from: &'a [T::Acc],
+    from_row: usize,
+    count: usize,
+    width: usize,
     to: *mut T,
+    to_row: isize,
 }
 
-/// Rounds a row of accumulators into place.
+/// Rounds `count` rows of `width` accumulators at distance `from_row` into place.
 ///
 /// # Safety
-/// There is memory for as many elements at `to`, which nothing else accesses at the same time.
-pub(crate) unsafe fn narrow<T: Element>(isa: Isa, from: &[T::Acc], to: *mut T) {
-    dispatch(isa, Narrow { from, to })
+/// There is memory for rows of `width` elements from `to` on at distance `to_row`, which nothing else accesses at the
+/// same time.
+pub(crate) unsafe fn narrow<T: Element>(
+    isa: Isa,
+    (from, from_row): (&[T::Acc], usize),
+    count: usize,
+    width: usize,
+    (to, to_row): (*mut T, isize),
+) {
+    dispatch(isa, Narrow { from, from_row, count, width, to, to_row })
 }
 
 impl<T: Element> Kernel<T::Acc> for Narrow<'_, T> {
@@ -87,12 +98,14 @@ impl<T: Element> Kernel<T::Acc> for Narrow<'_, T> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = T::Acc>>(self) {
         let lanes = T::Acc::LANES;
-        for (at, from) in self.from.chunks(lanes).enumerate() {
-            // SAFETY: the row holds what is loaded; the caller of `narrow` guarantees the memory, and that of the
-            // kernel the instruction set.
-            unsafe {
-                let x = T::Acc::lanes::<V>(from.as_ptr(), from.len());
-                T::store_lanes(x, self.to.add(at * lanes), from.len());
+        for r in 0..self.count {
+            for (at, from) in self.from[r * self.from_row..][..self.width].chunks(lanes).enumerate() {
+                // SAFETY: the chunk holds what is loaded; the caller of `narrow` guarantees the memory, and that of the
+                // kernel the instruction set.
+                unsafe {
+                    let x = T::Acc::lanes::<V>(from.as_ptr(), from.len());
+                    T::store_lanes(x, self.to.offset(r as isize * self.to_row).add(at * lanes), from.len());
+                }
             }
         }
     }
@@ -155,7 +168,7 @@ mod tests {
             for len in [1, 7, 8, 15, 16, 17, 33, numbers.len()] {
                 let mut rounded = vec![T::default(); len];
                 // SAFETY: the vector has as many elements.
-                unsafe { narrow(isa, &numbers[..len], rounded.as_mut_ptr()) };
+                unsafe { narrow(isa, (&numbers, len), 1, len, (rounded.as_mut_ptr(), 0)) };
                 let expected: Vec<T> = numbers[..len].iter().map(|&x| T::narrow(x)).collect();
                 let mut wide = vec![T::Acc::ZERO; len];
                 let finite = widen(isa, &rounded, &mut wide);

@@ -3,9 +3,13 @@
 
 use crate::error::{Error, Result};
 use qkv_simd::huge_pages::advise_huge_pages;
+use qkv_simd::kept_memory::keep;
 use qkv_simd::{Element, Unwritten, View, ViewMut, philox};
 
 /// An owned tensor of `R` axes.
+///
+/// The memory of large tensors that are dropped is [kept](qkv_simd::kept_memory) for the next results, up to 64 MiB in
+/// all: the operating system would take as long to map it again as a short call takes.
 ///
 /// ```
 /// use qkv::Tensor;
@@ -17,6 +21,12 @@ use qkv_simd::{Element, Unwritten, View, ViewMut, philox};
 pub struct Tensor<T, const R: usize> {
     shape: [usize; R],
     data: Vec<T>,
+}
+
+impl<T, const R: usize> Drop for Tensor<T, R> {
+    fn drop(&mut self) {
+        keep(std::mem::take(&mut self.data));
+    }
 }
 
 /// The number of elements of a shape, if this machine can address that many of `T`.
@@ -52,8 +62,8 @@ impl<T, const R: usize> Tensor<T, R> {
     }
 
     /// Its elements, without the shape.
-    pub fn into_data(self) -> Vec<T> {
-        self.data
+    pub fn into_data(mut self) -> Vec<T> {
+        std::mem::take(&mut self.data)
     }
 
     fn at(&self, index: [usize; R]) -> usize {
@@ -210,7 +220,7 @@ mod with_ndarray {
         Dim<[usize; R]>: Dimension,
     {
         fn from(tensor: Tensor<T, R>) -> Self {
-            Array::from_shape_vec(tensor.shape.into_dimension(), tensor.data).expect("a tensor holds its shape")
+            Array::from_shape_vec(tensor.shape.into_dimension(), tensor.into_data()).expect("a tensor holds its shape")
         }
     }
 }

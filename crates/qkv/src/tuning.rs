@@ -34,14 +34,25 @@ pub const SPAN_ROWS: usize = 12;
 /// In bf16 arithmetic, loading it once per 64 queries would take all of the third-level cache's bandwidth.
 pub const QUERY_TILES_AT_ONCE: usize = 4;
 
+/// Time to pack a tile of keys and values for the forward pass, in times of a tile of queries against it: a tenth for
+/// FMA, a fifth where each number is split in three.
+pub const PACKING: f64 = 0.2;
+
 /// Whether a worker takes whole heads through the backward pass: its buffers are reused and stay in its caches, and it
 /// waits for no other worker's turn. Where heads do not divide evenly by threads, some threads have nothing to do at
-/// the end; shared heads have none of that, and sum the gradients of queries in memory of the whole call, which weighs
-/// most where a row of queries meets few keys.
+/// the end; heads that are shared, a tile of keys at a time, have none of that, but their sums come from other cores'
+/// caches, which weighs most where rows are short and where many threads share.
 pub fn takes_whole_heads(heads: usize, keys: usize, threads: usize) -> bool {
-    let all = heads.div_ceil(threads.max(1)) * threads.max(1);
-    let most_idle = if keys <= 256 { 0.3 } else { 0.1 };
-    heads >= 4 * threads || (all - heads) as f64 <= most_idle * all as f64
+    if heads >= 4 * threads || keys <= KEYS {
+        return true;
+    }
+    // In tiles of keys, one after the other.
+    let of_head = keys as f64 / KEYS as f64;
+    let whole = heads.div_ceil(threads.max(1)) as f64 * of_head;
+    let shared = (heads * (keys / KEYS)).div_ceil(threads.max(1)) as f64;
+    let shared = shared.max(heads as f64 * of_head / threads.max(1) as f64);
+    let sharing = if keys <= 2 * KEYS || threads >= 8 { 1.35 } else { 1.12 };
+    whole <= sharing * shared
 }
 
 /// Keys in a piece of a cache that one thread takes while decoding (split-K). Frozen like [`KEYS`]. 4,096 keys are

@@ -41,7 +41,7 @@ pub(super) unsafe fn product(
             let wide = (panels.end - panel).min(2) * SIDE;
             let right = b.data.as_ptr().cast::<u8>().add((panel * b.chunks + chunks.start) * CHUNK);
             let to = c.data.as_mut_ptr().add(row * c.row + panel * SIDE);
-            let added = c.update == Update::AddPartial;
+            let added = matches!(c.update, Update::AddPartial { .. });
             let (stored, c_row) = if added { (sums, 2 * SIDE) } else { (to, c.row) };
             let tile = SplitTile {
                 to: stored.cast(),

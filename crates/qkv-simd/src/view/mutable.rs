@@ -116,9 +116,15 @@ impl<T: Copy> Unwritten<T> {
     /// Memory for this shape; `None` if it cannot be allocated.
     pub fn new(shape: [usize; 4]) -> Option<Self> {
         let len = shape.iter().try_fold(1usize, |len, &axis| len.checked_mul(axis))?;
-        let mut data = Vec::new();
-        data.try_reserve_exact(len).ok()?;
-        crate::huge_pages::advise_huge_pages(&mut data);
+        let data = match crate::kept_memory::take(len) {
+            Some(data) => data,
+            None => {
+                let mut data = Vec::new();
+                data.try_reserve_exact(len).ok()?;
+                crate::huge_pages::advise_huge_pages(&mut data);
+                data
+            }
+        };
         Some(Unwritten { data, shape, len, rows: AtomicUsize::new(0) })
     }
 
@@ -165,7 +171,7 @@ impl<T: Element> ViewMut<'_, T> {
         // that nothing else accesses the row.
         unsafe {
             if self.strides[3] == 1 || width == 1 {
-                return rows::narrow(Isa::best(), &row[..width], self.data.offset(start));
+                return rows::narrow(Isa::best(), (row, width), 1, width, (self.data.offset(start), 0));
             }
             for (x, &value) in row[..width].iter().enumerate() {
                 self.data.offset(start + x as isize * self.strides[3]).write(T::narrow(value));
@@ -179,20 +185,28 @@ impl<T: Element> ViewMut<'_, T> {
     /// No other access to these rows happens at the same time.
     pub(crate) unsafe fn store_rows(&self, [b, h, i]: [usize; 3], count: usize, data: &[T::Acc], row: usize) {
         let [batch, heads, length, width] = self.shape;
-        let dense = row == width && self.strides[2..] == [width as isize, 1];
-        if dense && count > 0 && width > 0 {
-            assert!(
-                b < batch && h < heads && i.saturating_add(count) <= length,
-                "rows [{b}, {h}, {i}..] of {:?}",
-                self.shape
-            );
-            let start = offset_of(self.strides, [b, h, i]);
-            // SAFETY: as in `store_row`, for each of the rows, which are contiguous.
-            return unsafe { rows::narrow(Isa::best(), &data[..count * width], self.data.offset(start)) };
+        assert!(
+            b < batch && h < heads && i.saturating_add(count) <= length,
+            "rows [{b}, {h}, {i}..] of {:?}",
+            self.shape
+        );
+        assert!(row >= width && data.len() >= count.saturating_mul(row), "the rows are too short");
+        if width == 0 || count == 0 {
+            return;
         }
-        for r in 0..count {
-            // SAFETY: the caller guarantees exclusive access to each of the rows.
-            unsafe { self.store_row(b, h, i + r, &data[r * row..][..row]) };
+        let to = (self.data.wrapping_offset(offset_of(self.strides, [b, h, i])), self.strides[2]);
+        let dense = row == width && self.strides[2..] == [width as isize, 1];
+        // SAFETY: as in `store_row`, for each of the rows.
+        unsafe {
+            if dense {
+                return rows::narrow(Isa::best(), (data, count * width), 1, count * width, (to.0, 0));
+            }
+            if self.strides[3] == 1 || width == 1 {
+                return rows::narrow(Isa::best(), (data, row), count, width, to);
+            }
+            for r in 0..count {
+                self.store_row(b, h, i + r, &data[r * row..][..row]);
+            }
         }
     }
 

@@ -132,8 +132,14 @@ pub(crate) fn backward<T: Element>(
 
 /// The gradients of queries and centers while they are accumulated.
 enum QueryGradients<'t, 'a, A> {
-    /// Shared between tasks and entered in turn, a tile of queries at a time.
-    Shared { queries: &'t Turnstile<'a, A>, centers: &'t Turnstile<'a, A> },
+    /// Shared between tasks and entered in turn, a tile of queries at a time. The first turn of each tile finds
+    /// anything in its memory; the last passes the sum on.
+    Shared {
+        queries: &'t Turnstile<'a, A>,
+        centers: &'t Turnstile<'a, A>,
+        first: &'t [u64],
+        finished: &'t (dyn Fn(usize, &[A]) + Sync),
+    },
     /// A worker's own: the tiles of all query heads of one key head.
     Own { tiles: &'t mut [A], size: usize },
 }
@@ -142,16 +148,25 @@ impl<A: Real> QueryGradients<'_, '_, A> {
     /// Adds to the gradients of a tile of queries, in its turn: region `of.0` of all, or `of.1` of a key head's own.
     pub fn add(&mut self, of: (usize, usize), turn: u64, next: impl Fn() -> u64, add: impl FnOnce(&mut [A])) {
         match self {
-            QueryGradients::Shared { queries, .. } => {
+            QueryGradients::Shared { queries, first, finished, .. } => {
                 let next = next();
                 let mut to = queries.enter(of.0, turn);
+                if turn == first[of.0] {
+                    to.fill(A::ZERO);
+                }
                 add(&mut to);
+                if next == NO_TURN {
+                    finished(of.0, &to);
+                }
                 to.leave(next);
             }
             QueryGradients::Own { tiles, size } => add(&mut tiles[of.1 * *size..][..*size]),
         }
     }
 }
+
+/// The turn of a tile of queries that no further tile of keys adds to.
+const NO_TURN: u64 = u64::MAX >> 2;
 
 /// Which gradients are wanted.
 #[derive(Clone, Copy)]
@@ -216,12 +231,9 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         }
     }
 
-    /// Runs the backward pass with heads shared by all workers, and writes the gradients of keys and values as they are
-    /// finished.
-    fn run_shared(&self, piece: &Piece, [d_q, d_k, d_v]: [ViewMut<'_, T>; 3]) {
-        let part = self.run_piece(piece, None, None, Some(&[d_k, d_v].map(Rows::new)));
-        gather_gradient(self.ops.problem, &[part], GradientOf::Queries, self.scratch, self.threads)
-            .write(d_q, self.threads);
+    /// Runs the backward pass with heads shared by all workers, and writes the gradients as they are finished.
+    fn run_shared(&self, piece: &Piece, into: [ViewMut<'_, T>; 3]) {
+        self.run_piece(piece, None, None, Some(&into.map(Rows::new)));
     }
 
     /// Runs the backward pass head by head, reusing all buffers; needs enough heads for all workers.
@@ -296,14 +308,13 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         sum
     }
 
-    /// Runs the backward pass over one piece. The gradients of keys and values go to `written`, or else into the
-    /// result.
+    /// Runs the backward pass over one piece. The gradients go to `written`, or else into the result.
     fn run_piece(
         &self,
         piece: &Piece,
         bias: Option<&BiasGradient<'_, T::Acc>>,
         table: Option<&TableGradient<'_, T::Acc>>,
-        written: Option<&[Rows<'_, T>; 2]>,
+        written: Option<&[Rows<'_, T>; 3]>,
     ) -> PieceGradients<'a, T::Acc> {
         let scratch = self.scratch;
         let problem = self.ops.problem;
@@ -313,10 +324,15 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         let key_count = if written.is_some() { 0 } else { piece.keys.len() };
         let tasks = batch * heads.key * key_tiles.len();
         let regions = batch * heads.query * query_tiles;
+        let place_of = |region: usize| {
+            (region / (heads.query * query_tiles), region / query_tiles % heads.query, region % query_tiles)
+        };
+        let next = |(b, h, tile)| next_turn(problem, piece, b, h, tile, 0);
+        let first: Vec<u64> = (0..regions).map(|region| next(place_of(region))).collect();
         let mut part = PieceGradients {
             query_places: piece.places_of_queries(problem.n),
             key_places: piece.places_of_keys(problem.m),
-            queries: scratch.zeros(batch * heads.query * query_tiles * QUERIES * query_row),
+            queries: scratch.take(regions * QUERIES * query_row),
             query_tiles,
             query_row,
             keys: scratch.take(batch * heads.key * key_count * query_row),
@@ -326,14 +342,23 @@ impl<'a, T: Element> BackwardPass<'a, T> {
             small_len: self.small_len(),
             centers: scratch.zeros(if problem.attention.local.is_some() { regions * QUERIES } else { 0 }),
         };
-        let first = |region: usize| {
-            let (b, h, tile) =
-                (region / (heads.query * query_tiles), region / query_tiles % heads.query, region % query_tiles);
-            next_turn(problem, piece, b, h, tile, 0)
+        let write_queries = |region: usize, sums: &[T::Acc]| {
+            if let Some([to_queries, ..]) = written {
+                let (b, h, tile) = place_of(region);
+                let rows = piece.query_range(tile);
+                to_queries.write_all(b, h, rows.start, rows.len(), sums, query_row);
+            }
         };
+        // Tiles of queries that no turn clears and finishes: those that see nothing, or all where nobody asks.
+        let asked = self.wanted.queries || self.ops.pairwise().is_some();
+        for region in (0..regions).filter(|&region| !asked || first[region] == NO_TURN) {
+            let of_tile = &mut part.queries[region * QUERIES * query_row..][..QUERIES * query_row];
+            of_tile.fill(T::Acc::ZERO);
+            write_queries(region, of_tile);
+        }
         let per_center = if problem.attention.local.is_some() { QUERIES } else { 0 };
-        let queries = Turnstile::new(&mut part.queries, regions, QUERIES * query_row, first);
-        let centers = Turnstile::new(&mut part.centers, regions, per_center, first);
+        let queries = Turnstile::new(&mut part.queries, regions, QUERIES * query_row, |region| first[region]);
+        let centers = Turnstile::new(&mut part.centers, regions, per_center, |region| first[region]);
         let rows_of = |data, width| {
             Rows::new(ViewMut::new(data, [batch, heads.key, key_count, width]).expect("as long as its shape"))
         };
@@ -359,10 +384,11 @@ impl<'a, T: Element> BackwardPass<'a, T> {
                 let (head, key_tile) = order(task);
                 let (b, key_head) = (head / heads.key, head % heads.key);
                 let step = TileStep { b, key_head, key_tile, g: 0, query_tile: 0 };
-                let mut turns = QueryGradients::Shared { queries: &queries, centers: &centers };
+                let (queries, centers, first) = (&queries, &centers, &first[..]);
+                let mut turns = QueryGradients::Shared { queries, centers, first, finished: &write_queries };
                 self.key_tile(piece, step, &blocks, worker, &mut turns, bias, table);
                 match written {
-                    Some([to_keys, to_values]) => self.write_key_gradients(piece, step, worker, to_keys, to_values),
+                    Some([_, to_keys, to_values]) => self.write_key_gradients(piece, step, worker, to_keys, to_values),
                     None => self.write_key_gradients(piece, step, worker, &to_keys, &to_values),
                 }
                 to_small.write(0, 0, head * key_tiles.len() + key_tile, &worker.small);
@@ -434,7 +460,7 @@ fn next_turn<T: Element>(
     from: usize,
 ) -> u64 {
     let next = piece.row(&problem.mask_data, b, h, query_tile, from).next();
-    next.map_or(u64::MAX >> 2, |(tile, _)| tile as u64)
+    next.map_or(NO_TURN, |(tile, _)| tile as u64)
 }
 
 /// Unpacks panels to padded rows.

@@ -64,18 +64,19 @@ impl<A: Real> GatheredGradient<'_, A> {
         View::strided(self.one.unwrap_or(&self.sum), 0, self.shape, self.strides).expect("as long as its shape")
     }
 
+    /// Writes it, some rows at a time: a single head is work for all threads.
     pub fn write<T: Element<Acc = A>>(&self, to: ViewMut<'_, T>, threads: usize) {
         let out = Rows::new(to);
-        let ([batch, heads, len, _], view) = (self.shape, self.view());
+        let ([_, heads, len, _], [of_b, of_h, row, _]) = (self.shape, self.strides.map(|stride| stride as usize));
+        let (data, blocks) = (self.one.unwrap_or(&self.sum), len.div_ceil(QUERIES));
         for_each_task(
             threads,
-            batch * heads,
+            self.shape[0] * heads * blocks,
             || (),
             |(), task| {
-                for i in 0..len {
-                    let (b, h) = (task / heads, task % heads);
-                    out.write(b, h, i, view.row(b, h, i).expect("rows are contiguous"));
-                }
+                let (b, h, first) = (task / (heads * blocks), task / blocks % heads, task % blocks * QUERIES);
+                let from = &data[b * of_b + h * of_h + first * row..];
+                out.write_all(b, h, first, QUERIES.min(len - first), from, row);
             },
         );
     }

@@ -3,6 +3,8 @@
 //! A plan of one piece writes finished rows. With several pieces (scattered masks, a split cache) each piece leaves an
 //! unnormalized sum, a maximum and a mass per row, which are merged in the order of the pieces.
 
+mod division;
+
 use crate::compiled::Verdict;
 use crate::exact::gemm::{Arithmetic, PackedRows, TileGemm};
 use crate::exact::pack::{KeyBlocks, KeyBuffers, Operand};
@@ -15,6 +17,7 @@ use crate::output::OutputMut;
 use crate::problem::Problem;
 use crate::scratch::{Buffer, Scratch};
 use crate::tuning::{KEYS, QUERIES, QUERY_TILES_AT_ONCE};
+use division::Division;
 use qkv_simd::shared::{Rows, for_each_task};
 use qkv_simd::tile::{RowOp, Running, row_op, scale_rows};
 use qkv_simd::{Element, Real, ViewMut, padded};
@@ -298,21 +301,19 @@ impl<T: Element> ForwardPass<'_, T> {
         let (key_heads, heads) = (problem.heads.key, problem.b * problem.heads.key);
         let slots = tiling.slots / key_heads.max(1);
         let buffers = |heads| KeyBuffers::new(scratch, ops.arithmetic, piece, heads, problem.width, problem.dv);
-        // A worker takes whole heads and packs their keys for itself, into memory that it reuses and that stays in its
-        // caches. The last heads, one per worker, are shared, so that all workers finish together.
-        let whole = if self.threads > 1 { heads.saturating_sub(self.threads) } else { heads };
-        let shared = heads - whole;
-        // Fewer tiles at once if there would not be enough tasks.
-        let at_once = (shared * slots * tiling.tiles / (4 * self.threads.max(1))).clamp(1, QUERY_TILES_AT_ONCE);
-        // Packed bf16x3 operands take half as much memory again as f32. Packing a tile at a time per worker takes next
-        // to none, and a twentieth of the time if the tile is used for the maximum number of queries.
-        let per_tile = ops.arithmetic == Arithmetic::Bf16x3 && at_once == QUERY_TILES_AT_ONCE;
-        let mut shared_buffers = buffers(if per_tile { 0 } else { shared });
+        // A worker packs keys and values for itself, a whole head's into memory that it reuses and that stays in its
+        // caches, or for a part of a head one tile at a time: packed once for all, they would have to come from another
+        // core's cache, and the workers that begin with a head would wait for one another. bf16 operands take a third
+        // of the memory, and packing them takes longer beside their products: they are shared.
+        let Division { whole, at_once } = Division::new(heads, slots, tiling.tiles, self.threads);
+        let shares = ops.arithmetic == Arithmetic::Bf16;
+        let mut shared_buffers = buffers(if shares { heads - whole } else { 0 });
         let blocks =
             KeyBlocks::new(piece, self.keys, self.values, key_heads, &mut shared_buffers).starting_at_head(whole);
         let per_slot = tiling.tiles.div_ceil(at_once);
+        let tasks = whole + (heads - whole) * slots * per_slot;
         let worker = || (ForwardWorker::new(scratch, ops, QUERY_TILES_AT_ONCE.min(tiling.tiles)), None, None);
-        for_each_task(self.threads, whole + shared * slots * per_slot, worker, |(worker, own, passed), task| {
+        for_each_task(self.threads, tasks, worker, |(worker, own, passed), task| {
             if task < whole {
                 let own = own.get_or_insert_with(|| buffers(1));
                 let blocks = KeyBlocks::new(piece, self.keys, self.values, key_heads, own).starting_at_head(task);
@@ -323,16 +324,16 @@ impl<T: Element> ForwardPass<'_, T> {
                     }
                 }
             } else {
-                let (at, group) = (whole * slots + (task - whole) / per_slot, (task - whole) % per_slot);
-                let tiles = order.chunks(at_once).nth(group).unwrap_or_default();
+                let (at, part) = (whole * slots + (task - whole) / per_slot, (task - whole) % per_slot);
+                let tiles = order.chunks(at_once).nth(part).unwrap_or_default();
                 let slot = (at / tiling.slots, at % tiling.slots);
-                if per_tile {
-                    let one = || KeyBuffers::of_tiles(scratch, ops.arithmetic, piece, 1, problem.width, problem.dv);
-                    let keys = KeySource::PerTile(passed.get_or_insert_with(one));
-                    self.tiles(piece, &tiling, keys, (slot, tiles), worker, &done);
+                let keys = if shares {
+                    KeySource::Shared(&blocks)
                 } else {
-                    self.tiles(piece, &tiling, KeySource::Shared(&blocks), (slot, tiles), worker, &done);
-                }
+                    let one = || KeyBuffers::of_tiles(scratch, ops.arithmetic, piece, 1, problem.width, problem.dv);
+                    KeySource::PerTile(passed.get_or_insert_with(one))
+                };
+                self.tiles(piece, &tiling, keys, (slot, tiles), worker, &done);
             }
         });
     }

@@ -148,14 +148,15 @@ impl<A: Real> TileGemm<'_, A> {
             Arithmetic::Native => {
                 let multiply = if of.packed.finite { product } else { product_skipping_zeros };
                 for (keys, queries) in visible.key_strips::<A>(count, of.keys) {
-                    let mut start = queries.start;
-                    while start < queries.end {
-                        let end = (start / of.partial_sum * of.partial_sum + of.partial_sum).min(queries.end);
-                        let weights = Matrix::transposed(&weights[start * KEYS + keys.start..], KEYS);
-                        let rows = Panels::rows(&of.packed.rows[start * row..], row);
-                        let out = Target::add_partial(&mut out[keys.start * row..], row);
-                        multiply(self.isa, out, weights, rows, keys.len(), row / A::LANES, end - start);
-                        start = end;
+                    // Partial sums end at multiples of their length, wherever the rows begin.
+                    let aligned = queries.start.next_multiple_of(of.partial_sum).min(queries.end);
+                    for rows in
+                        [queries.start..aligned, aligned..queries.end].into_iter().filter(|rows| !rows.is_empty())
+                    {
+                        let weights = Matrix::transposed(&weights[rows.start * KEYS + keys.start..], KEYS);
+                        let right = Panels::rows(&of.packed.rows[rows.start * row..], row);
+                        let out = Target::add_partials(&mut out[keys.start * row..], row, of.partial_sum);
+                        multiply(self.isa, out, weights, right, keys.len(), row / A::LANES, rows.len());
                     }
                 }
             }

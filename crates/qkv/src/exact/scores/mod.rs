@@ -56,7 +56,8 @@ pub(crate) struct SavedScores<'a, A> {
 /// The mask of a tile: which of its keys each row sees.
 pub(crate) struct TileMask {
     panels: usize,
-    /// Whether some rows see less than all keys.
+    /// Whether some keys of the panels are absent for some rows; and whether some rows do not see any of a panel's.
+    absent: bool,
     partial: bool,
     bits: [Bits; QUERIES],
     spans: [Span; QUERIES],
@@ -64,7 +65,8 @@ pub(crate) struct TileMask {
 
 impl Default for TileMask {
     fn default() -> Self {
-        TileMask { panels: 0, partial: false, bits: [Bits::default(); QUERIES], spans: [Span::default(); QUERIES] }
+        let (bits, spans) = ([Bits::default(); QUERIES], [Span::default(); QUERIES]);
+        TileMask { panels: 0, absent: false, partial: false, bits, spans }
     }
 }
 
@@ -76,7 +78,7 @@ impl TileMask {
         span.start as usize * A::LANES..span.end as usize * A::LANES
     }
 
-    /// Whether some rows see less than all keys.
+    /// Whether some rows see less than all panels.
     pub fn is_partial(&self) -> bool {
         self.partial
     }
@@ -143,7 +145,8 @@ impl<'a, T: Element> TileOps<'a, T> {
 
     /// The same for rows that see these spans.
     pub fn exponential_of<'b>(&self, scale: T::Acc, spans: &'b [Span]) -> Exponential<'b, T::Acc> {
-        Exponential { scale, spans, accurate_exp: self.arithmetic != Arithmetic::Bf16 }
+        // What bf16 returns needs no more than 17 bits of a weight, whatever multiplies it.
+        Exponential { scale, spans, accurate_exp: !T::IS_BF16 }
     }
 
     /// Whether scores are products with one positive scale, and weights their softmax: no cap, bias, entropy or
@@ -179,8 +182,14 @@ impl<'a, T: Element> TileOps<'a, T> {
     pub fn tile_mask(&self, piece: &Piece, keys: &TileKeys<'_>, verdict: Verdict, rows: &[RowAt], mask: &mut TileMask) {
         let width = padded::<T::Acc>(keys.len);
         mask.panels = width / T::Acc::LANES;
-        mask.partial = verdict != Verdict::Full || keys.len < width || self.chosen.is_some();
+        mask.partial = verdict != Verdict::Full || self.chosen.is_some();
+        mask.absent = mask.partial || keys.len < width;
         if !mask.partial {
+            // At most the end of the last panel is absent, for every row.
+            if mask.absent {
+                mask.spans[..rows.len()].fill(Span { start: 0, end: mask.panels as u16 });
+                mask.bits[..rows.len()].fill(bits_of(0..keys.len));
+            }
             return;
         }
         for (r, row) in rows.iter().enumerate() {
@@ -245,7 +254,7 @@ impl<'a, T: Element> TileOps<'a, T> {
         let one_scale = self.one_scale || rows.iter().all(|row| self.scales[row.h] == scale);
         // An absent score stays −∞ under a positive scale, so the scale can be applied later.
         let later = one_scale && scale > T::Acc::ZERO && self.cap.is_none() && !self.biased && kept.raw.is_empty();
-        if later && !mask.partial {
+        if later && !mask.absent {
             return scale;
         }
         if !later {
@@ -266,7 +275,7 @@ impl<'a, T: Element> TileOps<'a, T> {
                 }
             }
         }
-        if mask.partial {
+        if mask.absent {
             let some = first..first + rows.len();
             apply_mask(self.isa, scores, KEYS, &mask.bits[some.clone()], &mask.spans[some]);
         }
