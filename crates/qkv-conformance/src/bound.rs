@@ -17,13 +17,16 @@
 //! | gradients of scores before they multiply queries and keys | `u`, relative |
 //! | every result | `u`, relative; log-sum-exp, entropy and weights `a` |
 //!
-//! Scores and gradients of weights are never rounded to the tensor's type.
+//! Scores and gradients of weights are never rounded to the tensor's type. An engine that sums gradients of queries in
+//! fixed point makes one rounding more, for which it has [`add_fixed_point`].
 
 #![allow(clippy::needless_range_loop)] // Indices follow the formulas of the derivation.
 
+mod fixed_point;
 mod score;
 
 use crate::case::{Case, Data, Sizes};
+pub use fixed_point::add_fixed_point;
 use qkv::reference::Forward;
 use qkv::{Choice, Element, Scale, Score, Select, Tensor};
 use score::RawScore;
@@ -254,14 +257,6 @@ struct Made {
 impl<'a, T: Element> Head<'a, T> {
     fn new(case: &'a Case, data: &'a Data<T>, truth: &'a Forward<f64>, b: usize, h: usize) -> Self {
         let kh = h / (case.sizes.hq / case.sizes.hk.max(1)).max(1);
-        let attention = &case.attention;
-        let scale = match (attention.scale, &data.scale) {
-            _ if matches!(attention.score, Score::Linear(_)) => 1.0,
-            (Scale::Fixed(scale), _) => scale,
-            (Scale::Learned, Some(given)) => given[h % given.len()].to_f64(),
-            _ if attention.score == Score::ScaledDot => 1.0 / (case.sizes.d.max(1) as f64).sqrt(),
-            _ => 1.0,
-        };
         Head {
             case,
             data,
@@ -275,7 +270,7 @@ impl<'a, T: Element> Head<'a, T> {
             v: rows(&data.v, b, kh),
             d_out: rows(&data.d_out, b, h),
             score: RawScore::new(case, data, h, kh),
-            scale: scale / attention.temperature.unwrap_or(1.0),
+            scale: factor(case, data)(h),
         }
     }
 
@@ -565,6 +560,21 @@ impl<'a, T: Element> Head<'a, T> {
         let additive = matches!(self.score, RawScore::Additive { .. }).then_some(8.0 * a);
         let slope_spread = spread.hypot(capped_spread.unwrap_or(0.0)).hypot(additive.unwrap_or(0.0));
         Made { raw, spread, slope: slope * self.scale, slope_terms: self.scale.abs(), slope_spread }
+    }
+}
+
+/// The factor of a raw score by head, temperature included.
+fn factor<'a, T: Element>(case: &'a Case, data: &'a Data<T>) -> impl Fn(usize) -> f64 + use<'a, T> {
+    let attention = &case.attention;
+    move |h| {
+        let scale = match (attention.scale, &data.scale) {
+            _ if matches!(attention.score, Score::Linear(_)) => 1.0,
+            (Scale::Fixed(scale), _) => scale,
+            (Scale::Learned, Some(given)) => given[h % given.len()].to_f64(),
+            _ if attention.score == Score::ScaledDot => 1.0 / (case.sizes.d.max(1) as f64).sqrt(),
+            _ => 1.0,
+        };
+        scale / attention.temperature.unwrap_or(1.0)
     }
 }
 

@@ -78,7 +78,12 @@ pub fn distances<T: Element>(engine: &impl Engine, case: &Case) -> qkv::Result<V
     let reference = Reference::<f64>::exact();
     let forward = reference.forward(&case.attention, data.inputs())?;
     let grads = gradients(reference.backward(&case.attention, data.inputs(), &forward, data.upstream())?);
-    let spreads = bound::spreads(case, &data, &forward, &grads);
+    let mut spreads = bound::spreads(case, &data, &forward, &grads);
+    if engine.sums_in_fixed_point::<T>()
+        && let Some((_, d_q)) = spreads.iter_mut().find(|(name, _)| *name == "d_q")
+    {
+        bound::add_fixed_point(case, &data, &forward, d_q);
+    }
     let mut truth = vec![
         ("out", wide(forward.output.values.data())),
         ("lse", wide(lse_or_threshold(&forward.output).data())),

@@ -58,6 +58,11 @@ pub trait Engine {
         b: usize,
         h: usize,
     ) -> Result<Tensor<T::Acc, 2>>;
+
+    /// Whether gradients of queries of this type are summed in [fixed point](bound::add_fixed_point).
+    fn sums_in_fixed_point<T: Element>(&self) -> bool {
+        false
+    }
 }
 
 /// The exact engine on this CPU.

@@ -2,6 +2,8 @@
 //! launches. `kernels/hopper/INTERFACE.md` describes the parameters, tensor maps and grids. Calls that do not fit run
 //! in the [`general`](crate::general) kernels, as do tiles that a mask makes non-finite here.
 
+#[cfg(test)]
+mod dq_tests;
 mod mask_class;
 mod overlapped_prep;
 mod regions;

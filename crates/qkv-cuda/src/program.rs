@@ -457,6 +457,7 @@ fn with_headers(text: &str) -> String {
         ("query_tiles.cuh", kernel!("hopper/query_tiles.cuh")),
         ("dq_accumulate.cuh", kernel!("hopper/dq_accumulate.cuh")),
         ("backward_tile.cuh", kernel!("hopper/backward_tile.cuh")),
+        ("dq_scale.cuh", kernel!("hopper/dq_scale.cuh")),
         ("preprocess.cuh", kernel!("hopper/preprocess.cuh")),
         ("overlapped_prep.cuh", kernel!("hopper/overlapped_prep.cuh")),
     ];
@@ -471,7 +472,7 @@ pub(crate) fn hopper_schedule_test(forward: bool, [block_m, block_n]: [usize; 2]
     let sizes = format!("constexpr int kBlockM = {block_m}, kBlockN = {block_n}, CONSUMER_GROUPS = 2;\n");
     let tiles = match forward {
         true => "#define TEST_FORWARD 1\n#include \"key_tiles.cuh\"\n",
-        false => "constexpr bool SPLIT_WIDTH = false;\n#include \"query_tiles.cuh\"\n",
+        false => "constexpr bool SPLIT_WIDTH = false;\n#include \"query_tiles.cuh\"\n#include \"dq_scale.cuh\"\n",
     };
     let text = with_headers(&format!("#include \"params.cuh\"\n{sizes}{tiles}"));
     [EMULATION_HEADER, kernel!("hopper/emulated.h"), &text, kernel!("hopper/schedule_test.cpp")].concat()

@@ -10,8 +10,8 @@
 // global memory, in whatever order they come.
 //
 // The result is still deterministic, because dQ is added in fixed point: each row has a power-of-two scale from
-// preprocessing. |dq| ≤ Σ|ds| · max|k| and Σ|ds| ≤ 2 · |d_out| · max|v| (+ |d_lse|), so a unit of 2^−30 of that bound
-// never overflows, and is 2^−20 of the error of rounding a single weight to 16 bits. FREE_ORDER adds floats instead.
+// preprocessing, from a bound of what it can be (dq_scale.cuh): a unit of 2^−30 of that never overflows, and is 2^−20 of
+// the error of rounding a single weight to 16 bits. FREE_ORDER adds floats instead.
 #ifndef ADD_TO_DESCRIPTOR
 #define ADD_TO_DESCRIPTOR 1
 #endif
@@ -87,6 +87,7 @@ extern "C" __device__ const int backward_sizes[7] = {kBlockM,     kBlockN,      
 #include "backward_producer.cuh"
 #include "dq_accumulate.cuh"
 #include "backward_tile.cuh"
+#include "dq_scale.cuh"
 #include "preprocess.cuh"
 #include "overlapped_prep.cuh"
 

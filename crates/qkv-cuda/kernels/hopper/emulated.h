@@ -28,4 +28,6 @@ template <class X> static X __shfl_up_sync(unsigned, X x, int by) {
     return __shfl_sync(~0u, x, lane >= by ? lane - by : lane);
 }
 static inline int atomicAdd(int* at, int x) { int old = *at; *at += x; return old; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float4 __ldcg(const float4* at) { return *at; }

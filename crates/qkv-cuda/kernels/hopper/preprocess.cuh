@@ -108,14 +108,7 @@ INLINE void write_row_stats(const HopperParams& params, i64 to, float lse, float
                             float2 most) {
     params.lse_log2[to] = lse == MINUS_INFINITY ? -MINUS_INFINITY : lse * LOG2E;
     params.delta[to] = sum - d_lse;
-    float of_values = __fmul_rn(
-        __fmul_rn(2.f * (DROPOUT ? params.dropout_scale : 1.f), sqrtf(__fmul_rn(square, (float)params.dv))), most.y);
-    float absmax_of = __fmul_rn(most.x, __fadd_rn(of_values, fabsf(d_lse)));
-    // 2^(30 − ⌈log2 bound⌉) from the exponent of the bound; NaN if the bound or delta is not finite.
-    int exponent = (int)(__float_as_uint(fmaxf(absmax_of, 1e-30f)) >> 23) - 126;
-    params.dq_scale[to] = absmax_of < 1e37f && fabsf(sum) < 1e37f
-                              ? __uint_as_float((u32)(min(30 - exponent, 126) + 127) << 23)
-                              : __uint_as_float(0x7fc00000);
+    params.dq_scale[to] = dq_row_scale(square, params.dv, DROPOUT ? params.dropout_scale : 1.f, most, sum, d_lse);
 }
 
 // Row statistics of the first heads; base-2 lse is +∞ for rows that see nothing and for padding. Also zeros tickets and

@@ -31,6 +31,11 @@ extern "C" int test_query_tiles(const HopperParams* params, int batch, int head,
     }
     return count;
 }
+// The fixed-point scale of a row of dq.
+extern "C" float test_dq_scale(float square, int width, float kept_scale, float key, float value, float sum,
+                               float d_lse) {
+    return dq_row_scale(square, width, kept_scale, make_float2(key, value), sum, d_lse);
+}
 #endif
 
 // The bits of the columns low … high − 1 that the thread `t` of a quad holds, in fragment order.

@@ -16,7 +16,7 @@ const PARTIAL_FOR: i32 = 2;
 const EMPTY_FOR: i32 = 8;
 
 /// The compiled headers with these features; none, with a line that says so, without a C++ compiler.
-fn library(forward: bool, features: &[&str]) -> Option<(Library, tempfile::TempDir)> {
+pub(super) fn library(forward: bool, features: &[&str]) -> Option<(Library, tempfile::TempDir)> {
     let folder = tempfile::tempdir().unwrap();
     let (source, library) = (folder.path().join("schedule.cpp"), folder.path().join("schedule.so"));
     std::fs::write(&source, hopper_schedule_test(forward, if forward { FORWARD } else { BACKWARD })).unwrap();

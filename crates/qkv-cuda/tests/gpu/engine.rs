@@ -48,6 +48,11 @@ impl Engine for DeviceEngine {
     ) -> Result<Tensor<T::Acc, 2>> {
         into_qkv(self.cuda.weights(attention, inputs, out, [b, h], 0..out.lse.shape()[2]))
     }
+
+    /// As the Hopper kernels do.
+    fn sums_in_fixed_point<T: Element>(&self) -> bool {
+        self.cuda.device().capability == (9, 0) && T::NAME != "f32"
+    }
 }
 
 /// Whether the crate supports this case. It refuses the others with an error that names the CPU.
