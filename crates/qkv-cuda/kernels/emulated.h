@@ -265,16 +265,25 @@ template <class... A> static void call_kernel(void (*kernel)(A...), const void* 
     call_kernel(kernel, values, std::index_sequence_for<A...>());
 }
 
-// Entry point of the host: 0 if there is no such kernel.
+// The sizes of a kernel's arguments: how many there are.
+template <class... A> static int argument_sizes(void (*)(A...), unsigned* sizes) {
+    const unsigned all[] = {unsigned(sizeof(A))..., 0};
+    for (size_t x = 0; x < sizeof...(A); x++) sizes[x] = all[x];
+    return int(sizeof...(A));
+}
+
+struct Named {
+    const char* name;
+    void (*call)(const void* const*);
+    int (*sizes)(unsigned*);
+};
+
+// Entry points of the host. `emulated_launch` returns 0 if there is no such kernel, `emulated_sizes` −1.
 #define EMULATED_LAUNCH(...)                                                                  \
+    static const Named all_kernels[] = {__VA_ARGS__};                                         \
     extern "C" int emulated_launch(const char* name, const unsigned* grid, unsigned threads,  \
                                    const void* const* values) {                               \
-        struct Named {                                                                        \
-            const char* name;                                                                 \
-            void (*call)(const void* const*);                                                 \
-        };                                                                                    \
-        static const Named all[] = {__VA_ARGS__};                                             \
-        for (const Named& one : all)                                                          \
+        for (const Named& one : all_kernels)                                                  \
             if (!std::strcmp(one.name, name)) {                                               \
                 body = one.call;                                                              \
                 arguments = values;                                                           \
@@ -288,5 +297,12 @@ template <class... A> static void call_kernel(void (*kernel)(A...), const void* 
                 return 1;                                                                     \
             }                                                                                 \
         return 0;                                                                             \
+    }                                                                                         \
+    extern "C" int emulated_sizes(const char* name, unsigned* sizes) {                        \
+        for (const Named& one : all_kernels)                                                  \
+            if (!std::strcmp(one.name, name)) return one.sizes(sizes);                        \
+        return -1;                                                                            \
     }
-#define EMULATED_KERNEL(name) {#name, [](const void* const* values) { call_kernel(name, values); }}
+#define EMULATED_KERNEL(name)                                                                 \
+    {#name, [](const void* const* values) { call_kernel(name, values); },                     \
+     [](unsigned* sizes) { return argument_sizes(name, sizes); }}

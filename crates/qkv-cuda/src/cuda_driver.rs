@@ -11,6 +11,7 @@ use crate::driver::{Driver, Kernel, Module, PendingCopy, Source, TensorMap};
 use crate::error::{Error, Result};
 use crate::libcuda::{
     CAPTURE_RELAXED, Code, LaunchAttribute, LaunchConfig, LibCuda, MAX_DYNAMIC_SHARED_BYTES, NO_DEVICE,
+    STREAM_NON_BLOCKING,
 };
 use crate::libcuda::{attribute, tensor_map};
 use crate::matmul::Matmul;
@@ -248,6 +249,17 @@ fn handle_of(module: &Arc<dyn Module>) -> Result<*mut c_void> {
     loaded.map(|loaded| loaded.0 as *mut c_void).ok_or_else(|| Error::memory("module", "was loaded by another driver"))
 }
 
+impl CudaDriver {
+    fn create_stream(&self, flags: u32) -> Result<Stream> {
+        let mut stream = ptr::null_mut();
+        self.call(|cuda| {
+            // SAFETY: it writes one pointer. Without flags, it is in order with work on the default stream.
+            check(cuda, unsafe { (cuda.create_stream)(&mut stream, flags) }, || "creating a stream".into())
+        })?;
+        Ok(Stream(stream as u64))
+    }
+}
+
 impl Driver for CudaDriver {
     fn device(&self) -> &Device {
         &self.device
@@ -350,12 +362,11 @@ impl Driver for CudaDriver {
     }
 
     fn new_stream(&self) -> Result<Stream> {
-        let mut stream = ptr::null_mut();
-        self.call(|cuda| {
-            // SAFETY: it writes one pointer. Without flags, it is in order with work on the default stream.
-            check(cuda, unsafe { (cuda.create_stream)(&mut stream, 0) }, || "creating a stream".into())
-        })?;
-        Ok(Stream(stream as u64))
+        self.create_stream(0)
+    }
+
+    fn new_recording_stream(&self) -> Result<Stream> {
+        self.create_stream(STREAM_NON_BLOCKING)
     }
 
     fn begin_capture(&self, stream: Stream) -> Result<bool> {

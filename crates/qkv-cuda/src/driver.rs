@@ -71,27 +71,20 @@ pub(crate) trait Driver: Send + Sync + Debug {
     fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn zero(&self, ptr: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn wait(&self, stream: Stream) -> Result<()>;
-    /// A stream that can be recorded, for the life of the process; the default one where there is nothing to record.
-    fn new_stream(&self) -> Result<Stream> {
-        Ok(Stream(0))
-    }
+    /// A stream in order with the default one, for the life of the process.
+    fn new_stream(&self) -> Result<Stream>;
+    /// A stream that is recorded and never runs, for the life of the process. It is in no order with the default one,
+    /// whose work would otherwise be refused while it is recorded.
+    fn new_recording_stream(&self) -> Result<Stream>;
     /// Records what is put on the stream from now on, instead of running it; `false` where that is not possible.
-    fn begin_capture(&self, _stream: Stream) -> Result<bool> {
-        Ok(false)
-    }
+    fn begin_capture(&self, stream: Stream) -> Result<bool>;
     /// What was recorded, as a graph.
-    fn end_capture(&self, _stream: Stream) -> Result<usize> {
-        Err(Error::memory("graph", "was not begun"))
-    }
+    fn end_capture(&self, stream: Stream) -> Result<usize>;
     /// Puts a graph on the stream.
-    fn launch_graph(&self, _graph: usize, _stream: Stream) -> Result<()> {
-        Err(Error::memory("graph", "was not recorded"))
-    }
-    fn free_graph(&self, _graph: usize) {}
+    fn launch_graph(&self, graph: usize, stream: Stream) -> Result<()>;
+    fn free_graph(&self, graph: usize);
     /// Whether what is put on the stream is recorded into a CUDA graph.
-    fn is_capturing(&self, _stream: Stream) -> Result<bool> {
-        Ok(false)
-    }
+    fn is_capturing(&self, stream: Stream) -> Result<bool>;
     /// The module of this name: compiled and loaded on first use.
     fn module(&self, source: &Source) -> Result<Arc<dyn Module>>;
     fn kernel(&self, module: &Arc<dyn Module>, name: &'static str, threads: u32, shared: u32) -> Result<Kernel>;

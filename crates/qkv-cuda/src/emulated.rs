@@ -14,7 +14,7 @@ use std::ffi::{CString, c_char};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{env, fs, slice};
 
 /// An emulated GPU.
@@ -23,6 +23,26 @@ pub(crate) struct EmulatedDriver {
     device: Device,
     compiler: PathBuf,
     allocated: Mutex<HashMap<u64, Layout>>,
+    recorded: Mutex<Recorded>,
+}
+
+/// Work that is recorded rather than run.
+#[derive(Debug, Default)]
+struct Recorded {
+    streams: u64,
+    /// By stream, while it is recorded.
+    open: HashMap<u64, Vec<Work>>,
+    graphs: HashMap<usize, Arc<Vec<Work>>>,
+    numbers: usize,
+}
+
+/// One piece of work on a stream.
+#[derive(Debug)]
+enum Work {
+    Launch { kernel: Kernel, grid: [u32; 2], arguments: Vec<Vec<u128>> },
+    Matmul(Matmul),
+    Copy { to: u64, from: u64, bytes: usize },
+    Zero { ptr: u64, bytes: usize },
 }
 
 /// Modules compiled so far, shared by all emulated devices of the process. Threads that need the same module wait for
@@ -51,6 +71,9 @@ impl PendingCopy for Copied {
 }
 
 type Launch = unsafe extern "C" fn(*const c_char, *const u32, u32, *const *const u8) -> i32;
+type Sizes = unsafe extern "C" fn(*const c_char, *mut u32) -> i32;
+/// More arguments than any kernel has.
+const MAX_ARGUMENTS: usize = 64;
 
 impl EmulatedDriver {
     /// With the compiler that `CXX` names, or `c++`.
@@ -67,11 +90,94 @@ impl EmulatedDriver {
             memory_bytes: 1 << 32,
             driver: (0, 0),
         };
-        Ok(EmulatedDriver { device, compiler, allocated: Mutex::default() })
+        Ok(EmulatedDriver { device, compiler, allocated: Mutex::default(), recorded: Mutex::default() })
     }
 
-    fn allocated(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Layout>> {
+    fn allocated(&self) -> MutexGuard<'_, HashMap<u64, Layout>> {
         self.allocated.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs work, or keeps it where the stream is recorded.
+    fn put(&self, stream: Stream, work: Work) -> Result<()> {
+        if let Some(open) = self.recorded().open.get_mut(&stream.0) {
+            open.push(work);
+            return Ok(());
+        }
+        self.run(&work)
+    }
+
+    /// Work that waits for a stream is refused while it is recorded, as CUDA does.
+    fn must_run(&self, stream: Stream) -> Result<()> {
+        match self.recorded().open.contains_key(&stream.0) {
+            true => Err(Error::memory("copy", "to the host or from it cannot be recorded")),
+            false => Ok(()),
+        }
+    }
+
+    fn run(&self, work: &Work) -> Result<()> {
+        // SAFETY: whoever put it there promised that device memory, which is host memory here, is as large.
+        unsafe {
+            match work {
+                Work::Launch { kernel, grid, arguments } => {
+                    let arguments: Vec<*const u8> = arguments.iter().map(|of| of.as_ptr().cast()).collect();
+                    return self.run_kernel(kernel, *grid, &arguments);
+                }
+                Work::Matmul(call) => call.compute_on_host(),
+                // The two may overlap.
+                Work::Copy { to, from, bytes } => std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes),
+                Work::Zero { ptr, bytes } => slice::from_raw_parts_mut(*ptr as *mut u8, *bytes).fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    fn loaded<'k>(&self, kernel: &'k Kernel) -> Result<&'k Loaded> {
+        let loaded = kernel.module.any().downcast_ref::<Loaded>();
+        loaded.ok_or_else(|| failed(kernel, "a module of another driver"))
+    }
+
+    /// # Safety
+    /// As for [`Driver::launch`].
+    unsafe fn run_kernel(&self, kernel: &Kernel, grid: [u32; 2], arguments: &[*const u8]) -> Result<()> {
+        let Loaded(library, lock) = self.loaded(kernel)?;
+        let name = CString::new(kernel.name).expect("kernel names have no zero byte");
+        let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the header defines the symbol; the arguments are as the caller promises.
+        let found = unsafe {
+            let launch =
+                library.get::<Launch>(b"emulated_launch\0").map_err(|error| failed(kernel, &error.to_string()))?;
+            launch(name.as_ptr(), grid.as_ptr(), kernel.threads, arguments.as_ptr())
+        };
+        if found == 1 { Ok(()) } else { Err(failed(kernel, "no such kernel")) }
+    }
+
+    /// Copies of a kernel's arguments, aligned as any type needs.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`].
+    unsafe fn copies(&self, kernel: &Kernel, arguments: &[*const u8]) -> Result<Vec<Vec<u128>>> {
+        let Loaded(library, _) = self.loaded(kernel)?;
+        let name = CString::new(kernel.name).expect("kernel names have no zero byte");
+        let mut sizes = [0; MAX_ARGUMENTS];
+        // SAFETY: the header defines the symbol; no kernel has more arguments.
+        let count = unsafe {
+            let of = library.get::<Sizes>(b"emulated_sizes\0").map_err(|error| failed(kernel, &error.to_string()))?;
+            of(name.as_ptr(), sizes.as_mut_ptr())
+        };
+        if count != arguments.len() as i32 {
+            return Err(failed(kernel, "no such kernel, or with other arguments"));
+        }
+        let copy = |(&from, &bytes): (&*const u8, &u32)| {
+            let mut to = vec![0u128; (bytes as usize).div_ceil(16)];
+            // SAFETY: the argument has its parameter's type, and the copy is as large.
+            unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast::<u8>(), bytes as usize) };
+            to
+        };
+        Ok(arguments.iter().zip(&sizes).map(copy).collect())
     }
 
     fn compile(&self, source: &Source) -> Result<Arc<Loaded>> {
@@ -99,6 +205,10 @@ impl EmulatedDriver {
         let _ = fs::remove_dir_all(&folder);
         Ok(Arc::new(Loaded(library, Mutex::new(()))))
     }
+}
+
+fn failed(kernel: &Kernel, message: &str) -> Error {
+    Error::Driver { action: format!("launching `{}`", kernel.name), message: message.into() }
 }
 
 impl Drop for EmulatedDriver {
@@ -137,7 +247,8 @@ impl Driver for EmulatedDriver {
         }
     }
 
-    fn write(&self, to: u64, from: &[u8], _: Stream) -> Result<()> {
+    fn write(&self, to: u64, from: &[u8], stream: Stream) -> Result<()> {
+        self.must_run(stream)?;
         if from.is_empty() {
             return Ok(());
         }
@@ -146,7 +257,8 @@ impl Driver for EmulatedDriver {
         Ok(())
     }
 
-    fn read(&self, to: &mut [u8], from: u64, _: Stream) -> Result<()> {
+    fn read(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<()> {
+        self.must_run(stream)?;
         if to.is_empty() {
             return Ok(());
         }
@@ -162,26 +274,57 @@ impl Driver for EmulatedDriver {
         Ok(Box::new(Copied(copy)))
     }
 
-    fn copy(&self, to: u64, from: u64, bytes: usize, _: Stream) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: likewise; the two may overlap.
-        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
-        Ok(())
+    fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()> {
+        if bytes == 0 { Ok(()) } else { self.put(stream, Work::Copy { to, from, bytes }) }
     }
 
-    fn zero(&self, ptr: u64, bytes: usize, _: Stream) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: likewise.
-        unsafe { slice::from_raw_parts_mut(ptr as *mut u8, bytes) }.fill(0);
-        Ok(())
+    fn zero(&self, ptr: u64, bytes: usize, stream: Stream) -> Result<()> {
+        if bytes == 0 { Ok(()) } else { self.put(stream, Work::Zero { ptr, bytes }) }
     }
 
-    fn wait(&self, _: Stream) -> Result<()> {
-        Ok(())
+    fn wait(&self, stream: Stream) -> Result<()> {
+        self.must_run(stream)
+    }
+
+    fn new_stream(&self) -> Result<Stream> {
+        let mut recorded = self.recorded();
+        recorded.streams += 1;
+        Ok(Stream(recorded.streams))
+    }
+
+    fn new_recording_stream(&self) -> Result<Stream> {
+        self.new_stream()
+    }
+
+    fn begin_capture(&self, stream: Stream) -> Result<bool> {
+        if stream.0 != 0 {
+            self.recorded().open.insert(stream.0, Vec::new());
+        }
+        Ok(stream.0 != 0)
+    }
+
+    fn end_capture(&self, stream: Stream) -> Result<usize> {
+        let mut recorded = self.recorded();
+        let work = recorded.open.remove(&stream.0).ok_or_else(|| Error::memory("graph", "was not begun"))?;
+        recorded.numbers += 1;
+        let number = recorded.numbers;
+        recorded.graphs.insert(number, Arc::new(work));
+        Ok(number)
+    }
+
+    fn launch_graph(&self, graph: usize, stream: Stream) -> Result<()> {
+        self.must_run(stream)?;
+        let work = self.recorded().graphs.get(&graph).cloned();
+        let work = work.ok_or_else(|| Error::memory("graph", "was not recorded"))?;
+        work.iter().try_for_each(|work| self.run(work))
+    }
+
+    fn free_graph(&self, graph: usize) {
+        self.recorded().graphs.remove(&graph);
+    }
+
+    fn is_capturing(&self, stream: Stream) -> Result<bool> {
+        Ok(self.recorded().open.contains_key(&stream.0))
     }
 
     fn module(&self, source: &Source) -> Result<Arc<dyn Module>> {
@@ -208,25 +351,18 @@ impl Driver for EmulatedDriver {
         Err(Error::memory("variable", format!("`{name}` is not emulated")))
     }
 
-    unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 2], _: Stream, arguments: &[*const u8]) -> Result<()> {
-        let failed = |message: String| Error::Driver { action: format!("launching `{}`", kernel.name), message };
-        let Some(Loaded(library, lock)) = kernel.module.any().downcast_ref::<Loaded>() else {
-            return Err(failed("a module of another driver".into()));
-        };
-        let name = CString::new(kernel.name).expect("kernel names have no zero byte");
-        let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the header defines the symbol; the arguments are as the caller promises.
-        let found = unsafe {
-            let launch = library.get::<Launch>(b"emulated_launch\0").map_err(|error| failed(error.to_string()))?;
-            launch(name.as_ptr(), grid.as_ptr(), kernel.threads, arguments.as_ptr())
-        };
-        if found == 1 { Ok(()) } else { Err(failed("no such kernel".into())) }
+    unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 2], stream: Stream, arguments: &[*const u8]) -> Result<()> {
+        if !self.is_capturing(stream)? {
+            // SAFETY: as the caller promises.
+            return unsafe { self.run_kernel(kernel, grid, arguments) };
+        }
+        // SAFETY: likewise.
+        let arguments = unsafe { self.copies(kernel, arguments)? };
+        self.put(stream, Work::Launch { kernel: kernel.clone(), grid, arguments })
     }
 
-    unsafe fn matmul(&self, call: &Matmul, _: Stream) -> Result<()> {
-        // SAFETY: as the caller promises; device memory is host memory here.
-        unsafe { call.compute_on_host() };
-        Ok(())
+    unsafe fn matmul(&self, call: &Matmul, stream: Stream) -> Result<()> {
+        self.put(stream, Work::Matmul(*call))
     }
 
     fn tensor_map(&self, _: u64, _: bool, _: [u64; 4], _: [u64; 3], _: u32) -> Result<TensorMap> {

@@ -17,6 +17,8 @@ pub(crate) const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: memory may be allocated while a stream is recorded.
 pub(crate) const CAPTURE_RELAXED: c_int = 2;
+/// `CU_STREAM_NON_BLOCKING`.
+pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// The names of the driver library, by platform.
 const LIBRARIES: [&str; 2] = if cfg!(windows) { ["nvcuda.dll", "nvcuda"] } else { ["libcuda.so.1", "libcuda.so"] };
 

@@ -2,7 +2,7 @@
 //! [`Array`]s in device memory.
 //!
 //! Activations are bf16, or f32 where that is asked for; parameters, gradients and every sum are f32. All work is on
-//! one stream, in order: memory that is dropped may be taken again at once. Sums have one order, so results have the
+//! one stream, in order, whichever thread puts it there: memory that is dropped may be taken again at once. Sums have one order, so results have the
 //! same bits from run to run.
 //!
 //! A failure (no memory, a lost device) is remembered and reported by [`Operations::check`]; until then what follows is
@@ -21,6 +21,7 @@
 //! | `decoding` | steps of decoding whose positions the device counts |
 //! | `logits` | what a search reads of logits, and tokens drawn by them |
 //! | `graph` | recorded work that runs as one launch |
+//! | `recorder` | which thread records |
 //! | `images` | windows of convolutions, pooling, group normalization |
 
 mod additive;
@@ -32,6 +33,7 @@ mod images;
 mod launch;
 mod layers;
 mod logits;
+mod recorder;
 mod rows;
 mod speech;
 mod training;
@@ -57,9 +59,10 @@ use crate::program;
 use crate::{Cuda, Device};
 use array::DeviceMemory;
 use attention::Plans;
+use recorder::Recorder;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A GPU that computes the operations of models. Clones share it.
@@ -80,11 +83,9 @@ struct Shared {
     constants: Mutex<HashMap<Vec<u32>, Array>>,
     plans: Mutex<Plans>,
     bytes_read: AtomicU64,
-    bytes_written: AtomicU64,
     /// Counters of blocks, zero between launches.
     arrived: OnceLock<Array>,
-    /// Whether what is launched is recorded.
-    recording: AtomicBool,
+    recorder: Recorder,
 }
 
 impl fmt::Debug for Operations {
@@ -105,6 +106,7 @@ impl Cuda {
         let kernels = source.kernels.iter().map(kernel).collect::<Result<_>>()?;
         let memory = Arc::new(DeviceMemory::new(&self.driver));
         let (cuda, stream) = (self.clone(), self.driver.new_stream()?);
+        let recorder = Recorder::new(self.driver.new_recording_stream()?);
         let failed = OnceLock::new();
         let (constants, plans) = (Mutex::default(), Mutex::default());
         Ok(Operations {
@@ -118,9 +120,8 @@ impl Cuda {
                 constants,
                 plans,
                 bytes_read: AtomicU64::new(0),
-                bytes_written: AtomicU64::new(0),
                 arrived: OnceLock::new(),
-                recording: AtomicBool::new(false),
+                recorder,
             }),
         })
     }
@@ -163,9 +164,9 @@ impl Operations {
         self.shared.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Bytes that were copied from the host so far. Work that copies some cannot be [recorded](Operations::record).
-    pub fn bytes_written(&self) -> u64 {
-        self.shared.bytes_written.load(Ordering::Relaxed)
+    /// Where work is put: on the stream, or where the thread that calls records.
+    fn stream(&self) -> Stream {
+        if self.shared.recorder.is_this_thread() { self.shared.recorder.stream } else { self.shared.stream }
     }
 
     fn driver(&self) -> &Arc<dyn Driver> {

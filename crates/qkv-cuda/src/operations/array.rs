@@ -1,6 +1,7 @@
 //! Device memory that is allocated once and reused, and the arrays in it.
 
 use super::Operations;
+use super::recorder::{count_written, this_thread};
 use crate::driver::{Driver, PendingCopy};
 use crate::error::{Error, Result};
 use crate::memory::{Dtype, Scalar};
@@ -57,8 +58,15 @@ struct MemoryState {
     used: usize,
     /// The largest `used` so far.
     peak: usize,
-    /// While a graph is recorded: blocks that it has used, and may use again. They count as used.
-    recorded: Option<BTreeMap<usize, Vec<u64>>>,
+    recorded: Option<RecordedBlocks>,
+}
+
+/// While a graph is recorded: the thread that does it, and blocks that the graph has used, and may use again. They count
+/// as used.
+#[derive(Debug)]
+struct RecordedBlocks {
+    thread: u64,
+    blocks: BTreeMap<usize, Vec<u64>>,
 }
 
 /// Memory that a graph uses whenever it runs; given back when dropped.
@@ -108,7 +116,7 @@ impl DeviceMemory {
     fn take(self: &Arc<Self>, bytes: usize, purpose: &str) -> Result<Arc<Block>> {
         let bytes = class(bytes);
         let mut state = self.state();
-        if let Some(ptr) = state.recorded.as_mut().and_then(|recorded| recorded.get_mut(&bytes)?.pop()) {
+        if let Some(ptr) = state.recorded().and_then(|recorded| recorded.get_mut(&bytes)?.pop()) {
             return Ok(Arc::new(Block { ptr, bytes, memory: Some(self.clone()) }));
         }
         // A slightly larger block will do; a much larger one is left to larger arrays.
@@ -123,14 +131,15 @@ impl DeviceMemory {
         Ok(Arc::new(Block { ptr, bytes, memory: Some(self.clone()) }))
     }
 
-    /// From now on, what is given back stays with the graph that is recorded.
+    /// From now on, what this thread gives back stays with the graph that it records.
     pub fn begin_recording(&self) {
-        self.state().recorded = Some(BTreeMap::new());
+        self.state().recorded = Some(RecordedBlocks { thread: this_thread(), blocks: BTreeMap::new() });
     }
 
     /// What the graph keeps.
     pub fn end_recording(self: &Arc<Self>) -> RecordedMemory {
-        RecordedMemory { blocks: self.state().recorded.take().unwrap_or_default(), memory: self.clone() }
+        let recorded = self.state().recorded.take();
+        RecordedMemory { blocks: recorded.map_or_else(BTreeMap::new, |of| of.blocks), memory: self.clone() }
     }
 
     /// From the driver; where it has none left, after giving it all free blocks.
@@ -151,6 +160,11 @@ impl DeviceMemory {
 }
 
 impl MemoryState {
+    /// The blocks of the graph that this thread records, if it does.
+    fn recorded(&mut self) -> Option<&mut BTreeMap<usize, Vec<u64>>> {
+        self.recorded.as_mut().filter(|of| of.thread == this_thread()).map(|of| &mut of.blocks)
+    }
+
     fn give_back(&mut self, ptr: u64, bytes: usize) {
         self.used -= bytes;
         self.free_bytes += bytes;
@@ -190,7 +204,7 @@ impl Drop for Block {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         let mut state = memory.state();
-        match &mut state.recorded {
+        match state.recorded() {
             Some(recorded) => recorded.entry(self.bytes).or_default().push(self.ptr),
             None => state.give_back(self.ptr, self.bytes),
         }
@@ -290,7 +304,7 @@ impl Operations {
     /// Sets all bytes to zero.
     pub fn clear(&self, array: &Array) {
         if self.failed().is_none() && !array.is_empty() {
-            self.remember(self.driver().zero(array.ptr(), array.bytes(), self.shared.stream));
+            self.remember(self.driver().zero(array.ptr(), array.bytes(), self.stream()));
         }
     }
 
@@ -309,7 +323,7 @@ impl Operations {
         array
     }
 
-    /// Overwrites an array from the host.
+    /// Overwrites an array from the host, at once: this is never recorded.
     ///
     /// # Panics
     /// Where the sizes differ.
@@ -318,7 +332,7 @@ impl Operations {
         if self.failed().is_none() {
             // SAFETY: scalars have no padding, so they may be read as bytes.
             let bytes = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) };
-            self.shared.bytes_written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            count_written(bytes.len());
             self.remember(self.driver().write(array.ptr(), bytes, self.shared.stream));
         }
     }
@@ -376,7 +390,7 @@ impl Operations {
     pub fn copy(&self, to: &Array, from: &Array) {
         assert_eq!((to.kind, to.len), (from.kind, from.len), "arrays of one type and length");
         if self.failed().is_none() && !to.is_empty() {
-            self.remember(self.driver().copy(to.ptr(), from.ptr(), to.bytes(), self.shared.stream));
+            self.remember(self.driver().copy(to.ptr(), from.ptr(), to.bytes(), self.stream()));
         }
     }
 
@@ -385,6 +399,7 @@ impl Operations {
         let bits: Vec<u32> = data.iter().map(|x| x.to_bits()).collect();
         let mut constants = self.shared.constants.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = constants.get(&bits) {
+            self.shared.recorder.keep(found);
             return found.clone();
         }
         if constants.len() >= MAX_CONSTANTS {

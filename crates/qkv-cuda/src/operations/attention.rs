@@ -141,7 +141,7 @@ impl Operations {
         let space = Workspace::new(workspace.ptr(), plan.forward_workspace());
         // SAFETY: all arrays are as large as the plan's shapes, and stay in place until the stream has passed: memory
         // that is dropped is taken again by later work on the same stream alone.
-        unsafe { plan.forward(&tensors, &out, space, self.shared.stream)? };
+        unsafe { plan.forward(&tensors, &out, space, self.stream())? };
         Ok(AttentionOutput { values, lse })
     }
 
@@ -182,7 +182,7 @@ impl Operations {
             return Err(error);
         }
         // SAFETY: likewise.
-        unsafe { plan.backward(&tensors, &outputs, &upstream, &into, space, self.shared.stream)? };
+        unsafe { plan.backward(&tensors, &outputs, &upstream, &into, space, self.stream())? };
         Ok(AttentionGradients { inputs, parameters })
     }
 

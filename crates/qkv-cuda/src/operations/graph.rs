@@ -1,8 +1,9 @@
 //! Work that is recorded once and then runs as one launch: a CUDA graph.
 
-use super::Operations;
-use super::array::RecordedMemory;
-use std::sync::atomic::Ordering;
+use super::array::{Array, RecordedMemory};
+use super::{Operations, recorder};
+use crate::error::Result as DeviceResult;
+use std::sync::MutexGuard;
 
 /// Recorded work, with the memory that it uses. What it reads from arrays that outlive it may change between runs.
 #[derive(Debug)]
@@ -11,6 +12,8 @@ pub struct Graph {
     handle: usize,
     /// Given back after the graph is freed.
     _memory: RecordedMemory,
+    /// What it reads of what many calls share.
+    _constants: Vec<Array>,
 }
 
 impl Drop for Graph {
@@ -55,9 +58,9 @@ impl<R> RepeatedWork<R> {
             self.graph = Some(graph);
             return Ok(());
         }
-        let before = operations.bytes_written();
+        let before = recorder::written();
         self.result = Some(work()?);
-        self.is_recordable = operations.bytes_written() == before;
+        self.is_recordable = recorder::written() == before;
         Ok(())
     }
 
@@ -67,30 +70,70 @@ impl<R> RepeatedWork<R> {
     }
 }
 
-impl Operations {
-    /// Records what `work` puts on the device, without running it, and returns it with what `work` returns. `work`
-    /// copies nothing to the host or from it, waits for nothing, and has run before, so that what it needs is compiled.
-    /// `None`, and `work` is not called, where nothing can be recorded: in the emulation, and after a failure.
-    pub fn record<R>(&self, work: impl FnOnce() -> R) -> Option<(Graph, R)> {
-        let stream = self.shared.stream;
-        if self.failed().is_some() {
+/// A recording that has begun; it ends also where the work panics.
+struct Recording<'a> {
+    operations: &'a Operations,
+    has_ended: bool,
+    _turn: MutexGuard<'a, ()>,
+}
+
+impl<'a> Recording<'a> {
+    /// `None` where nothing can be recorded, or the device refuses.
+    fn begin(operations: &'a Operations) -> Option<Recording<'a>> {
+        let recorder = &operations.shared.recorder;
+        // Within a recording there is no other.
+        if operations.failed().is_some() || recorder.is_this_thread() {
             return None;
         }
-        match self.driver().begin_capture(stream) {
+        let turn = recorder.turn();
+        match operations.driver().begin_capture(recorder.stream) {
             Ok(true) => {}
             Ok(false) => return None,
             Err(error) => {
-                self.remember(Err(error));
+                operations.remember(Err(error));
                 return None;
             }
         }
-        self.shared.memory.begin_recording();
-        self.shared.recording.store(true, Ordering::Relaxed);
+        operations.shared.memory.begin_recording();
+        recorder.begin();
+        Some(Recording { operations, has_ended: false, _turn: turn })
+    }
+
+    /// The driver's graph, and what it keeps.
+    fn end(&mut self) -> (DeviceResult<usize>, RecordedMemory, Vec<Array>) {
+        self.has_ended = true;
+        let shared = &self.operations.shared;
+        let constants = shared.recorder.end();
+        let memory = shared.memory.end_recording();
+        (self.operations.driver().end_capture(shared.recorder.stream), memory, constants)
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended
+            && let (Ok(handle), ..) = self.end()
+        {
+            self.operations.driver().free_graph(handle);
+        }
+    }
+}
+
+impl Operations {
+    /// Records what `work` puts on the device, without running it, and returns it with what `work` returns. `work`
+    /// copies nothing to the host, waits for nothing, and has run before, so that what it needs is compiled. What other
+    /// threads do meanwhile runs as ever. `None` where nothing can be recorded, as after a failure, or where `work`
+    /// copied something from the host: none of it has run then.
+    pub fn record<R>(&self, work: impl FnOnce() -> R) -> Option<(Graph, R)> {
+        let mut recording = Recording::begin(self)?;
+        let before = recorder::written();
         let result = work();
-        self.shared.recording.store(false, Ordering::Relaxed);
-        let _memory = self.shared.memory.end_recording();
-        match self.driver().end_capture(stream) {
-            Ok(handle) => Some((Graph { operations: self.clone(), handle, _memory }, result)),
+        let (ended, _memory, _constants) = recording.end();
+        match ended {
+            Ok(handle) => {
+                let graph = Graph { operations: self.clone(), handle, _memory, _constants };
+                (recorder::written() == before).then_some((graph, result))
+            }
             Err(error) => {
                 self.remember(Err(error));
                 None
@@ -107,5 +150,83 @@ impl Operations {
         if self.failed().is_none() {
             self.remember(self.driver().launch_graph(graph.handle, self.shared.stream));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Kind;
+    use super::*;
+    use crate::{Cuda, Dtype};
+    use std::io::Write;
+
+    fn emulated() -> Option<Operations> {
+        let made = Cuda::emulated().and_then(|cuda| cuda.operations(Dtype::F32));
+        made.map_err(|error| drop(writeln!(std::io::stderr(), "skipped: {error}"))).ok()
+    }
+
+    #[test]
+    fn recorded_work_runs_when_it_is_launched() {
+        let Some(operations) = emulated() else { return };
+        let [from, to] = [[1.0f32, 2.0], [0.0; 2]].map(|data| operations.upload(Kind::F32, &data, "a test"));
+        let (graph, ()) = operations.record(|| operations.copy(&to, &from)).expect("the emulation records");
+        assert_eq!(operations.read(&to), [0.0; 2]);
+        for data in [[1.0f32, 2.0], [3.0, 4.0]] {
+            operations.write(&from, &data);
+            operations.launch_graph(&graph);
+            assert_eq!(operations.read(&to), data);
+        }
+        operations.check().unwrap();
+    }
+
+    #[test]
+    fn what_another_thread_does_is_not_recorded_and_shares_no_memory_with_the_graph() {
+        let Some(operations) = emulated() else { return };
+        let data = |x: f32| vec![x; 300];
+        let [from, to] = [1.0, 0.0].map(|x| operations.upload(Kind::F32, &data(x), "a test"));
+        let elsewhere = || {
+            // Of the size of what the recorded work has given back.
+            let theirs = operations.upload(Kind::F32, &data(7.0), "a test");
+            let copied = operations.duplicate(&theirs);
+            assert_eq!(operations.read(&copied), data(7.0), "it runs at once");
+            [theirs, copied]
+        };
+        let recorded = operations.record(|| {
+            let between = operations.duplicate(&from);
+            operations.copy(&to, &between);
+            drop(between);
+            std::thread::scope(|scope| scope.spawn(elsewhere).join().expect("the other thread"))
+        });
+        let (graph, theirs) = recorded.expect("the emulation records");
+        assert_eq!(operations.read(&to), data(0.0), "recorded work has not run");
+        operations.launch_graph(&graph);
+        assert_eq!(operations.read(&to), data(1.0));
+        for array in &theirs {
+            assert_eq!(operations.read(array), data(7.0), "the graph writes to its own memory alone");
+        }
+        operations.check().unwrap();
+    }
+
+    #[test]
+    fn work_that_copies_from_the_host_is_not_recorded() {
+        let Some(operations) = emulated() else { return };
+        let mut constant = None;
+        let recorded = operations.record(|| constant = Some(operations.constant(&[5.0, 6.0])));
+        assert!(recorded.is_none());
+        assert_eq!(operations.read(&constant.expect("the work has run")), [5.0, 6.0]);
+        let recorded = operations.record(|| operations.constant(&[5.0, 6.0]));
+        assert!(recorded.is_some());
+        operations.check().unwrap();
+    }
+
+    #[test]
+    fn a_panic_ends_the_recording() {
+        let Some(operations) = emulated() else { return };
+        let panics = std::panic::AssertUnwindSafe(|| operations.record(|| panic!("within a recording")));
+        assert!(std::panic::catch_unwind(panics).is_err());
+        let array = operations.upload(Kind::F32, &[1.0f32], "a test");
+        assert_eq!(operations.read(&operations.duplicate(&array)), [1.0]);
+        assert!(operations.record(|| ()).is_some());
+        operations.check().unwrap();
     }
 }

@@ -1,7 +1,6 @@
 //! Arguments of a kernel and its grid.
 
 use super::{ImageWindows, Operations};
-use std::sync::atomic::Ordering;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -128,10 +127,10 @@ impl Operations {
         let kernel = &self.shared.kernels[name];
         let addresses: Vec<*const u8> = arguments.iter().map(Argument::address).collect();
         let grid = grid.map(|axis| axis as u32);
-        let (driver, stream) = (self.driver(), self.shared.stream);
+        let (driver, stream) = (self.driver(), self.stream());
         // SAFETY: as the caller promises; the values outlive the call, and a kernel that starts early waits by itself.
         self.remember(unsafe {
-            match self.shared.recording.load(Ordering::Relaxed) && waits(name) {
+            match self.shared.recorder.is_this_thread() && waits(name) {
                 true => driver.launch_dependent(kernel, grid, stream, &addresses),
                 false => driver.launch(kernel, grid, stream, &addresses),
             }

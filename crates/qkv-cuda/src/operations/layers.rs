@@ -199,7 +199,7 @@ impl Operations {
         let c = if kind == Kind::F32 { Dtype::F32 } else { Dtype::Bf16 };
         let call = Matmul { sizes: [m, n, k], a, b, c, c_stride, add: added.is_some(), epilogue, pointers };
         // SAFETY: every array is as long as the sizes say.
-        self.remember(unsafe { self.driver().matmul(&call, self.shared.stream) });
+        self.remember(unsafe { self.driver().matmul(&call, self.stream()) });
     }
 
     /// `out = dropout(activation(x + bias))` over rows of `width`, in place or elsewhere; `x` then keeps the sum.

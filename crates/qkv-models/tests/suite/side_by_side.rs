@@ -168,6 +168,25 @@ fn side_by_side_a_text_ends_with_the_context() {
     }
 }
 
+/// Each records its step while the other decodes on the same stream.
+#[test]
+fn threads_that_share_a_device_get_the_texts_of_one() {
+    for operations in devices() {
+        let generator = generator(models().remove(1).1);
+        let machine = Machine::new(1).on_cuda(operations);
+        let settings = &settings().map(|(_, settings)| settings)[..3];
+        let tokens = |settings: &Generation| -> Vec<Vec<u32>> {
+            all(&generator, settings, 3, &machine).into_iter().map(|generated| generated.tokens).collect()
+        };
+        let alone: Vec<_> = settings.iter().map(&tokens).collect();
+        let found: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = settings.iter().map(|settings| scope.spawn(|| tokens(settings))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a text")).collect()
+        });
+        assert_eq!(found, alone);
+    }
+}
+
 #[test]
 fn weights_that_are_nan_are_refused() {
     let mut generator = generator(models().remove(0).1);
