@@ -18,6 +18,7 @@
 //! | `training` | the loss, and the optimizer over all parameters |
 //! | `attention` | plans of attention for tensors of the tape |
 //! | `additive` | additive attention of one head |
+//! | `blocks` | matrices in quantized blocks: products of few rows, rows that are widened |
 //! | `decoding` | steps of decoding whose positions the device counts |
 //! | `logits` | what a search reads of logits, and tokens drawn by them |
 //! | `graph` | recorded work that runs as one launch |
@@ -27,6 +28,7 @@
 mod additive;
 mod array;
 mod attention;
+mod blocks;
 mod decoding;
 mod graph;
 mod images;
@@ -41,6 +43,7 @@ mod training;
 pub use additive::{AdditiveCall, AdditiveChoice, AdditiveOutput};
 pub use array::{Array, Fetched, Kind};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOutput};
+pub use blocks::{BlockMatrix, MatrixRef};
 pub(crate) use decoding::STAGED;
 pub use decoding::{CacheEnd, DecodeBatch, FEW_ROWS, FewRowsInput, FewRowsProduct, NO_TOKEN, RowNorm, has_row_norm};
 pub use graph::{Graph, RepeatedWork};

@@ -26,6 +26,8 @@ use crate::{Architecture, Error, ModelConfig, Result};
 use half::{bf16, f16};
 use qkv_nn::{HalfMatrix, Param, Parameters};
 use qkv_simd::panels::PackedMatrix;
+use qkv_simd::quantized::QuantizedMatrix;
+use rayon::prelude::*;
 use serde_json::Value;
 use std::borrow::Cow;
 use std::path::Path;
@@ -170,8 +172,15 @@ impl Layout {
     /// Fills all parameters in their shapes. A tensor that is not in the table is an error.
     pub fn fill(&self, parameters: &mut Parameters<f32>, weights: &Weights) -> Result<()> {
         let prefix = self.prefix_in(weights);
-        for mapped in &self.tensors {
-            self.fill_one(parameters, weights, mapped, &Layout::full(prefix, &mapped.name))?;
+        let name = |mapped: &Mapped| Layout::full(prefix, &mapped.name);
+        // Billions of numbers are packed by all threads, each with tensors of its own.
+        let quantized = |mapped: &Mapped| self.quantized(parameters, weights, mapped, &name(mapped));
+        let quantized: Vec<_> = self.tensors.par_iter().map(quantized).collect();
+        for (mapped, quantized) in self.tensors.iter().zip(quantized) {
+            match quantized? {
+                Some((param, quantized)) => parameters.set_quantized(param, quantized),
+                None => self.fill_plain(parameters, weights, mapped, &name(mapped))?,
+            }
         }
         match self.strangers(weights).first() {
             Some(name) => Err(weights.wrong(name, "the model has no such parameter")),
@@ -187,18 +196,46 @@ impl Layout {
         mapped: &Mapped,
         name: &str,
     ) -> Result<()> {
-        self.fill_values(parameters, mapped, |shape| weights.read_shaped(name, shape))?;
+        match self.quantized(parameters, weights, mapped, name)? {
+            Some((param, quantized)) => parameters.set_quantized(param, quantized),
+            None => self.fill_plain(parameters, weights, mapped, name)?,
+        }
+        Ok(())
+    }
+
+    /// The matrix of a tensor in its quantized blocks, which decoding reads; `None` where it is something else.
+    fn quantized(
+        &self,
+        parameters: &Parameters<f32>,
+        weights: &Weights,
+        mapped: &Mapped,
+        name: &str,
+    ) -> Result<Option<(Param, QuantizedMatrix)>> {
         let parts = self.parts(parameters, mapped)?;
-        let (_, rows, _) = shape_of(parameters, &parts, mapped.form);
-        // Quantized blocks stay beside the dequantized values: decoding reads them.
-        let quantized = match (mapped.form, &parts[..]) {
-            (Form::Plain, [_]) => weights.quantized(name, |row| row),
-            (Form::Paired(heads), [_]) => weights.quantized(name, unpaired_row(rows, heads)),
+        let (shape, rows, _) = shape_of(parameters, &parts, mapped.form);
+        let &[param] = &parts[..] else { return Ok(None) };
+        // Another shape is an error where values are read.
+        if weights.shape(name) != Some(&shape[..]) {
+            return Ok(None);
+        }
+        let quantized = match mapped.form {
+            Form::Plain => weights.quantized(name, |row| row),
+            Form::Paired(heads) => weights.quantized(name, unpaired_row(rows, heads)),
             _ => None,
         };
-        if let Some(quantized) = quantized {
-            parameters.set_quantized(parts[0], quantized);
-        }
+        Ok(quantized.map(|quantized| (param, quantized)))
+    }
+
+    /// Fills the parameters of a tensor with its values.
+    fn fill_plain(
+        &self,
+        parameters: &mut Parameters<f32>,
+        weights: &Weights,
+        mapped: &Mapped,
+        name: &str,
+    ) -> Result<()> {
+        self.fill_values(parameters, mapped, |shape| weights.read_shaped(name, shape))?;
+        let parts = self.parts(parameters, mapped)?;
         let storage = weights.storage(name);
         for &part in &parts {
             let (values, &[_, width]) = (parameters.get(part), parameters.shape(part)) else { continue };

@@ -1,10 +1,11 @@
 //! Elements that are in host memory, in device memory, or in both. Whoever needs them on one side copies them there on
 //! first use; a write drops the copy on the other side. So an operation that a device does not have computes on the
-//! host, and nothing else has to know.
+//! host, and nothing else has to know. Those of a quantized matrix are on neither side until somebody needs them.
 
 use crate::float::Float;
 use crate::pool::Pool;
 use qkv_cuda::operations::{Array, Kind, Operations, RowNorm};
+use qkv_simd::quantized::QuantizedMatrix;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
@@ -12,9 +13,10 @@ use std::sync::{Arc, OnceLock};
 /// Elements, row-major, wherever they are.
 pub struct Elements<T: Float> {
     len: usize,
-    /// At least `len` elements. On neither side, they are all zero.
+    /// At least `len` elements. On neither side, they are those of `source`, or all zero.
     host: OnceLock<Vec<T>>,
     device: OnceLock<OnDevice<T>>,
+    source: Option<Arc<QuantizedMatrix>>,
     /// Where the host's memory goes in the end.
     pool: Option<Pool<T>>,
 }
@@ -73,6 +75,7 @@ impl<T: Float> Clone for Elements<T> {
     /// In memory of its own, on the side where they are.
     fn clone(&self) -> Self {
         let mut clone = Elements::zeros(self.len);
+        clone.source = self.source.clone();
         if let Some(device) = self.device.get() {
             let copy = device.operations.duplicate(device.array());
             clone.device = OnceLock::from(OnDevice::new(&device.operations, copy));
@@ -93,25 +96,33 @@ impl<T: Float> Clone for Elements<T> {
 
 impl<T: Float> From<Vec<T>> for Elements<T> {
     fn from(host: Vec<T>) -> Self {
-        Elements { len: host.len(), host: OnceLock::from(host), device: OnceLock::new(), pool: None }
+        let (len, host) = (host.len(), OnceLock::from(host));
+        Elements { len, host, device: OnceLock::new(), source: None, pool: None }
     }
 }
 
 impl<T: Float> Elements<T> {
     /// Zeros.
     pub fn zeros(len: usize) -> Self {
-        Elements { len, host: OnceLock::new(), device: OnceLock::new(), pool: None }
+        Elements { len, host: OnceLock::new(), device: OnceLock::new(), source: None, pool: None }
+    }
+
+    /// Those of a quantized matrix, widened when somebody needs them.
+    pub(crate) fn quantized(source: &Arc<QuantizedMatrix>) -> Self {
+        let (len, source) = (source.rows() * source.width(), Some(source.clone()));
+        Elements { len, host: OnceLock::new(), device: OnceLock::new(), source, pool: None }
     }
 
     /// Memory of a pool, at least `len` elements.
     pub(crate) fn pooled(pool: &Pool<T>, data: Vec<T>, len: usize) -> Self {
-        Elements { len, host: OnceLock::from(data), device: OnceLock::new(), pool: Some(pool.clone()) }
+        let (host, pool) = (OnceLock::from(data), Some(pool.clone()));
+        Elements { len, host, device: OnceLock::new(), source: None, pool }
     }
 
     /// An array.
     pub(crate) fn on_device(operations: &Operations, array: Array) -> Self {
         let (len, device) = (array.len(), OnceLock::from(OnDevice::new(operations, array)));
-        Elements { len, host: OnceLock::new(), device, pool: None }
+        Elements { len, host: OnceLock::new(), device, source: None, pool: None }
     }
 
     /// A norm that is computed when somebody needs it.
@@ -119,7 +130,7 @@ impl<T: Float> Elements<T> {
         let len = pending.sizes.iter().product();
         let (array, rounded) = (OnceLock::new(), OnceLock::new());
         let device = OnDevice { operations: operations.clone(), array, pending: Some(pending), rounded };
-        Elements { len, host: OnceLock::new(), device: OnceLock::from(device), pool: None }
+        Elements { len, host: OnceLock::new(), device: OnceLock::from(device), source: None, pool: None }
     }
 
     /// The norm that they are, as long as nobody needed its result.
@@ -151,9 +162,10 @@ impl<T: Float> Elements<T> {
 
     fn host(&self) -> &Vec<T> {
         self.host.get_or_init(|| {
-            let host = match self.device.get() {
-                Some(device) => T::from_floats(device.operations.read(device.array())),
-                None => vec![T::ZERO; self.len],
+            let host = match (self.device.get(), &self.source) {
+                (Some(device), _) => T::from_floats(device.operations.read(device.array())),
+                (None, Some(source)) => T::from_floats(widened(source)),
+                (None, None) => vec![T::ZERO; self.len],
             };
             self.pool.iter().for_each(|pool| pool.adopt(host.len()));
             host
@@ -168,7 +180,7 @@ impl<T: Float> Elements<T> {
     }
 
     fn upload(&self, operations: &Operations, kind: Kind) -> Array {
-        if self.host.get().is_none() && self.device.get().is_none() {
+        if self.host.get().is_none() && self.device.get().is_none() && self.source.is_none() {
             return operations.zeros(kind, self.len, "parameters");
         }
         let floats = T::to_floats(&self.host()[..self.len]);
@@ -190,6 +202,7 @@ impl<T: Float> Elements<T> {
 
     /// Drops the copy on the host, because the array was written to.
     pub(crate) fn forget_host(&mut self) {
+        self.source = None;
         if let (Some(host), Some(pool)) = (self.host.take(), &self.pool) {
             pool.give(host);
         }
@@ -230,11 +243,10 @@ impl<T: Float> Elements<T> {
     pub(crate) fn move_to(&mut self, operations: &Operations, array: Array) {
         if let Some(device) = self.device.get().filter(|device| device.operations.is(operations)) {
             operations.copy(&array, device.array());
+        } else if self.host.get().is_some() || self.source.is_some() {
+            operations.write(&array, &T::to_floats(&self.host()[..self.len]));
         } else {
-            match self.host.get() {
-                Some(host) => operations.write(&array, &T::to_floats(&host[..self.len])),
-                None => operations.clear(&array),
-            }
+            operations.clear(&array);
         }
         self.replace(operations, array);
     }
@@ -258,8 +270,26 @@ impl<T: Float> Elements<T> {
         } else if let Some(host) = self.host.get_mut() {
             host.fill(T::ZERO);
         }
+        self.source = None;
     }
 }
+
+/// The elements of a quantized matrix, by all threads of the CPU: not those of a pool, of which one may come here again
+/// while it waits.
+fn widened(matrix: &QuantizedMatrix) -> Vec<f32> {
+    let mut widened = vec![0.0; matrix.rows() * matrix.width()];
+    let each = matrix.rows().div_ceil(std::thread::available_parallelism().map_or(1, usize::from)).max(WIDENED_ALONE);
+    std::thread::scope(|scope| {
+        let mut parts = widened.chunks_mut(each * matrix.width()).enumerate();
+        let first = parts.next();
+        parts.for_each(|(at, rows)| drop(scope.spawn(move || matrix.widen(at * each, rows))));
+        first.into_iter().for_each(|(_, rows)| matrix.widen(0, rows));
+    });
+    widened
+}
+
+/// Rows that one thread widens before another is worth starting.
+const WIDENED_ALONE: usize = 256;
 
 impl<T: Float> Deref for Elements<T> {
     type Target = [T];
@@ -272,7 +302,7 @@ impl<T: Float> Deref for Elements<T> {
 impl<T: Float> DerefMut for Elements<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         self.host();
-        self.device = OnceLock::new();
+        (self.device, self.source) = (OnceLock::new(), None);
         let len = self.len;
         &mut self.host.get_mut().expect("just set")[..len]
     }

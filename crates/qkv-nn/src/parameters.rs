@@ -8,9 +8,9 @@ use crate::float::Float;
 use crate::loops::MovingAverage;
 use crate::machine::Machine;
 use crate::pool::Pool;
-use crate::stored_matrix::{HalfMatrix, StoredMatrix};
+use crate::stored_matrix::{DeviceMatrix, HalfMatrix, StoredMatrix};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{Array, Kind, Operations};
+use qkv_cuda::operations::{Array, BlockMatrix, Kind, Operations};
 use qkv_simd::Isa;
 use qkv_simd::huge_pages::advise_huge_pages;
 use qkv_simd::int8::Int8Matrix;
@@ -68,6 +68,8 @@ struct Entry<T: Float> {
     is_fine: bool,
     /// The widened matrix in the memory of a device, where the quantized form alone is kept, on first use there.
     widened: OnceLock<(Operations, Array)>,
+    /// The quantized matrix in the memory of a device, on first use there for inference.
+    blocks: OnceLock<(Operations, BlockMatrix)>,
     /// Factor of the learning rate; 0 where it is frozen.
     rate: f64,
     /// The adapter of a matrix.
@@ -78,7 +80,7 @@ impl<T: Float> Entry<T> {
     /// Drops what was made from old elements.
     fn forget(&mut self) {
         (self.quantized, self.half, self.packed, self.int8) = (None, None, OnceLock::new(), OnceLock::new());
-        self.widened = OnceLock::new();
+        (self.widened, self.blocks) = (OnceLock::new(), OnceLock::new());
     }
 
     /// Number of elements.
@@ -129,9 +131,10 @@ impl<T: Float> Parameters<T> {
         assert!(self.names.insert(name.to_owned(), at).is_none(), "two parameters are called `{name}`");
         let (name, shape) = (name.to_owned(), shape.to_vec());
         let (quantized, half, packed, int8) = (None, None, OnceLock::new(), OnceLock::new());
-        let (widened, rate, adapter) = (OnceLock::new(), 1.0, None);
-        let is_fine = false;
-        self.entries.push(Entry { name, shape, data, quantized, half, packed, int8, is_fine, widened, rate, adapter });
+        let (widened, blocks) = (OnceLock::new(), OnceLock::new());
+        let (is_fine, rate, adapter) = (false, 1.0, None);
+        let forms = Entry { name, shape, data, quantized, half, packed, int8, is_fine, widened, blocks, rate, adapter };
+        self.entries.push(forms);
         Param(at)
     }
 
@@ -259,6 +262,27 @@ impl<T: Float> Parameters<T> {
         if device.is(operations) { array.clone() } else { upload() }
     }
 
+    /// A matrix in device memory for a product in inference: in its quantized blocks, where it has them, which are
+    /// packed on first use and stay there.
+    pub(crate) fn device_matrix(&self, param: Param, operations: &Operations) -> DeviceMatrix {
+        let entry = &self.entries[param.0];
+        let Some(quantized) = &entry.quantized else {
+            return DeviceMatrix::Elements(self.rounded_array(param, operations));
+        };
+        let upload = || operations.upload_blocks(quantized);
+        let (device, blocks) = entry.blocks.get_or_init(|| (operations.clone(), upload()));
+        DeviceMatrix::Blocks(if device.is(operations) { blocks.clone() } else { upload() })
+    }
+
+    /// A table of embeddings in device memory for inference: in its quantized blocks, where it has them, otherwise in
+    /// f32.
+    pub(crate) fn device_table(&self, param: Param, operations: &Operations) -> DeviceMatrix {
+        match self.has_quantized(param) {
+            true => self.device_matrix(param, operations),
+            false => DeviceMatrix::Elements(self.array(param, operations)),
+        }
+    }
+
     /// Its elements in device memory, for writing: f32, and the copy for products that has to follow.
     pub(crate) fn arrays_mut(&mut self, param: Param, operations: &Operations) -> (Array, Option<Array>) {
         let entry = &mut self.entries[param.0];
@@ -300,15 +324,17 @@ impl<T: Float> Parameters<T> {
         entry.data = Arc::new(values.into());
     }
 
-    /// Attaches the quantized form of a matrix with the same values: products with few rows read it, which is faster.
+    /// Takes over a quantized matrix: products with few rows read it, which is faster. Its elements are widened when
+    /// somebody needs them.
     ///
     /// # Panics
     /// Where the shapes differ.
     pub fn set_quantized(&mut self, param: Param, quantized: QuantizedMatrix) {
         let entry = &mut self.entries[param.0];
         assert_eq!(entry.shape, [quantized.rows(), quantized.width()], "`{}`", entry.name);
-        entry.quantized = Some(Arc::new(quantized));
-        entry.widened = OnceLock::new();
+        entry.forget();
+        let quantized = Arc::new(quantized);
+        (entry.data, entry.quantized) = (Arc::new(Elements::quantized(&quantized)), Some(quantized));
     }
 
     /// Whether it has a quantized form.
@@ -438,6 +464,7 @@ impl<T: Float> Parameters<T> {
             int8: OnceLock::new(),
             is_fine: entry.is_fine,
             widened: OnceLock::new(),
+            blocks: OnceLock::new(),
             rate: entry.rate,
             adapter: entry.adapter,
         };

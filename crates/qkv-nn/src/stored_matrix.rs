@@ -1,6 +1,7 @@
-//! Matrices as files store them, in fewer bits than `f32`: quantized blocks, bf16 and f16.
+//! Matrices as files store them, in fewer bits than `f32`: quantized blocks, bf16 and f16; and as a device has them.
 
 use half::{bf16, f16};
+use qkv_cuda::operations::{Array, BlockMatrix, MatrixRef};
 use qkv_simd::panels::PackedMatrix;
 use qkv_simd::quantized::QuantizedMatrix;
 
@@ -31,6 +32,25 @@ impl StoredMatrix<'_> {
             StoredMatrix::Quantized(matrix) => matrix.bytes(),
             StoredMatrix::Bf16(matrix) => matrix.bytes(),
             StoredMatrix::F16(matrix) => matrix.bytes(),
+        }
+    }
+}
+
+/// A matrix in the memory of a device, as products read it.
+#[derive(Clone, Debug)]
+pub(crate) enum DeviceMatrix {
+    /// Its elements, as activations.
+    Elements(Array),
+    /// Its quantized blocks.
+    Blocks(BlockMatrix),
+}
+
+impl DeviceMatrix {
+    /// For a product.
+    pub(crate) fn as_ref(&self) -> MatrixRef<'_> {
+        match self {
+            DeviceMatrix::Elements(array) => MatrixRef::Elements(array),
+            DeviceMatrix::Blocks(blocks) => MatrixRef::Blocks(blocks),
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::pass::{self, MAGIC, Pass};
 use crate::team::Team;
 use half::f16;
 use kernel::{Job, VectorRef, code_bytes};
+pub use widening::Block;
 
 /// Elements of a block.
 pub const BLOCK: usize = 32;
@@ -70,7 +71,8 @@ impl Format {
         }
     }
 
-    fn zero(self) -> i32 {
+    /// What is taken off a code; those of 8 bits have a sign of their own.
+    pub fn zero(self) -> i32 {
         match self {
             Format::Q4_0 => 8,
             Format::Q5_0 => 16,
@@ -235,6 +237,11 @@ impl QuantizedMatrix {
                 }
             }
         }
+    }
+
+    /// The block type.
+    pub fn format(&self) -> Format {
+        self.format
     }
 
     /// The number of rows.

@@ -191,6 +191,52 @@ __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, c
         for (int row = 0; row < ROWS; row++) sums[m][row] = warp_sum(sums[m][row]);
 }
 
+// Ends a sum of a product: y[r, o] = sum + bias[o] + residual[r, o].
+__device__ __forceinline__ void end_output(float sum, const T* bias, const T* residual, T* y, u32 row, int output,
+                                           int outputs) {
+    u64 at = u64(row) * outputs + output;
+    if (bias) sum += widen(bias[output]);
+    if (residual) sum += widen(residual[at]);
+    y[at] = narrow(sum);
+}
+
+// Ends the two sums of a gated layer: y[r, o] = f(gate) · up, each rounded before.
+__device__ __forceinline__ void end_gated(const float (&sums)[2], const T* const (&bias)[2], T* y, u32 row, int output,
+                                          int outputs, int of) {
+    float both[2], slope;
+#pragma unroll
+    for (int m = 0; m < 2; m++) both[m] = widen(narrow(bias[m] ? sums[m] + widen(bias[m][output]) : sums[m]));
+    y[u64(row) * outputs + output] = narrow(both[1] * gate_of(both[0], of, &slope));
+}
+
+// Ends the sums of two outputs of a token of which queries, keys or values are made, as `append_at` does: `half` is how
+// far apart two are that are turned together.
+struct PairEnd {
+    bool turns;
+    int half;
+    u32 position = 0;
+    float cosine = 1.0f, sine = 0.0f;
+
+    // Reads the angle of the first of them.
+    __device__ __forceinline__ void prepare(u32 at, const float* cosines, const float* sines, int output) {
+        position = at;
+        if (!turns) return;
+        cosine = cosines[position * half + output % (2 * half)];
+        sine = sines[position * half + output % (2 * half)];
+    }
+
+    // Stores them, `apart` from each other, in the row `to`.
+    __device__ __forceinline__ void store(float a, float b, const T* bias, T* to, int output, int apart) const {
+        if (bias) a += widen(bias[output]), b += widen(bias[output + apart]);
+        if (turns) {
+            turn(narrow(a), narrow(b), to + output, half, cosine, sine);
+        } else {
+            to[output] = narrow(a);
+            to[output + apart] = narrow(b);
+        }
+    }
+};
+
 // y[r, o] = Σᵢ norm(x)[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output. With
 // a residual, one matrix, y += residual.
 template <int ROWS>
@@ -209,14 +255,8 @@ __device__ __forceinline__ void few_rows(const T* x, const RowNorm& norm, const 
     warp_products<ROWS, 1>(x, norm, {weights}, is_there, rows, inner, sums, [] {});
     if (!is_there || threadIdx.x % 32 > 0) return;
 #pragma unroll
-    for (int row = 0; row < ROWS; row++) {
-        if (row >= int(rows)) continue;
-        float sum = sums[0][row];
-        u64 at = u64(row) * across + output;
-        if (added) sum += widen(added[output]);
-        if (residual) sum += widen(residual[at]);
-        to[at] = narrow(sum);
-    }
+    for (int row = 0; row < ROWS; row++)
+        if (row < int(rows)) end_output(sums[0][row], added, residual, to, row, output, across);
 }
 
 // y[r, o] = f(gate) · up of the two products Σᵢ norm(x)[r, i] · w[o, i] + bias[o], each rounded: a warp an output.
@@ -231,14 +271,8 @@ __device__ __forceinline__ void few_rows_gated(const T* x, const RowNorm& norm, 
     warp_products<ROWS, 2>(x, norm, {w[0] + start, w[1] + start}, is_there, rows, inner, sums, [] {});
     if (!is_there || threadIdx.x % 32 > 0) return;
 #pragma unroll
-    for (int row = 0; row < ROWS; row++) {
-        if (row >= int(rows)) continue;
-        float both[2], slope;
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-            both[m] = widen(narrow(bias[m] ? sums[m][row] + widen(bias[m][output]) : sums[m][row]));
-        y[u64(row) * outputs + output] = narrow(both[1] * gate_of(both[0], of, &slope));
-    }
+    for (int row = 0; row < ROWS; row++)
+        if (row < int(rows)) end_gated({sums[0][row], sums[1][row]}, bias, y, row, output, outputs, of);
 }
 
 // The new token of each of at most ROWS sequences: queries, keys and values, Σᵢ norm(x)[r, i] · w[o, i] + bias[o], are
@@ -259,31 +293,18 @@ __device__ __forceinline__ void few_rows_appended(const T* x, const RowNorm& nor
     const T* added = which == 0 ? bias[0] : which == 1 ? bias[1] : bias[2];
     T* to = which == 0 ? y[0] : which == 1 ? y[1] : y[2];
     bool ends_row = is_there && lane < int(rows);
-    u32 position = 0;
-    float cosine = 1.0f, sine = 0.0f;
+    PairEnd end = {turns, int(half)};
     float sums[2][ROWS] = {};
     warp_products<ROWS, 2>(x, norm, {weights, weights + u64(is_there ? apart : 0) * inner}, is_there, rows, inner, sums,
                            [&] {
-                               if (!ends_row) return;
-                               position = positions[lane];
-                               if (!turns) return;
-                               cosine = cosines[position * half + pair % apart];
-                               sine = sines[position * half + pair % apart];
+                               if (ends_row) end.prepare(positions[lane], cosines, sines, output);
                            });
     if (!ends_row) return;
     float a = 0.0f, b = 0.0f;
 #pragma unroll
     for (int row = 0; row < ROWS; row++)
         if (row == lane) a = sums[0][row], b = sums[1][row];
-    if (added) a += widen(added[output]), b += widen(added[output + apart]);
-    u64 row = which == 0 ? u64(lane) : u64(lane) * room + position;
-    T* at = to + row * across + output;
-    if (turns) {
-        turn(narrow(a), narrow(b), at, half, cosine, sine);
-    } else {
-        at[0] = narrow(a);
-        at[1] = narrow(b);
-    }
+    end.store(a, b, added, to + (which == 0 ? u64(lane) : u64(lane) * room + end.position) * across, output, apart);
 }
 
 #define FEW_ROWS(ROWS)                                                                                               \

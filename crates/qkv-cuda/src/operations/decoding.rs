@@ -2,7 +2,7 @@
 //! launches for every token, and can be recorded as a [`Graph`](super::Graph).
 
 use super::launch::{Argument, count};
-use super::{Array, Gate, Kind, Operations};
+use super::{Array, Gate, Kind, MatrixRef, Operations};
 use Argument::Ptr;
 
 /// Sequences that are decoded side by side, each at a position of its own.
@@ -73,12 +73,12 @@ impl CacheEnd<'_> {
     }
 
     /// Half of the width of a head that is turned, or 0.
-    fn half(&self) -> usize {
+    pub(super) fn half(&self) -> usize {
         self.angles.map_or(0, |[cosines, _]| cosines.len() / self.batch.room.max(1))
     }
 
     /// The pointers to the caches, the tables and the positions.
-    fn pointers(&self, kind: Kind) -> [u64; 5] {
+    pub(super) fn pointers(&self, kind: Kind) -> [u64; 5] {
         let all = self.batch.room * self.half();
         let [cosines, sines] = self.angles.map_or([0; 2], |of| of.map(|table| table.expect(Kind::F32, all)));
         let [keys, values] = self.caches.map(|cache| cache.expect(kind, 0));
@@ -93,7 +93,7 @@ pub const NO_TOKEN: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 pub struct FewRowsProduct<'a> {
     /// `[outputs, inner]`.
-    pub w: &'a Array,
+    pub w: MatrixRef<'a>,
     /// `[outputs]`.
     pub bias: Option<&'a Array>,
     /// Where the product goes, `[rows, outputs]`.
@@ -133,7 +133,7 @@ pub enum FewRowsInput<'a> {
 }
 
 impl FewRowsInput<'_> {
-    fn x(&self) -> &Array {
+    pub(super) fn x(&self) -> &Array {
         match self {
             FewRowsInput::Rows(x) => x,
             FewRowsInput::Normalized(norm) => &norm.x,
@@ -141,7 +141,7 @@ impl FewRowsInput<'_> {
     }
 
     /// The pointers to the input, the gain and the bias, and ε.
-    fn arguments(&self, kind: Kind, rows: usize, inner: usize) -> ([u64; 3], Argument) {
+    pub(super) fn arguments(&self, kind: Kind, rows: usize, inner: usize) -> ([u64; 3], Argument) {
         let x = self.x().expect(kind, rows * inner);
         match self {
             FewRowsInput::Rows(_) => ([x, 0, 0], Argument::F32(0.0)),
@@ -237,24 +237,31 @@ impl Operations {
         unsafe { self.launch("next_token", [batch.len(), 1], &arguments) };
     }
 
-    /// `y = x · Wᵀ + bias + residual` with up to three matrices, for at most eight rows, as one launch; `false`, and
-    /// nothing is done, where there are more, or where rows do not begin at 16 bytes. The bits of a row do not depend
-    /// on the others, and are those of a norm and a product apart.
+    /// `y = x · Wᵀ + bias + residual` with up to three matrices, for at most eight rows, with blocks for a few times as
+    /// many, as one launch; `false`, and nothing is done, where there are more, where rows do not begin at 16 bytes, or
+    /// where some matrices are in blocks and others are not. The bits of a row do not depend on the others, and are
+    /// those of a norm and a product apart.
     ///
     /// # Panics
     /// Where there are more matrices, or an array is too short.
     pub fn few_rows(&self, x: FewRowsInput<'_>, rows: usize, products: &[FewRowsProduct<'_>]) -> bool {
+        let in_blocks =
+            products.iter().map(|product| Some((*product, product.w.blocks()?))).collect::<Option<Vec<_>>>();
+        if let Some(products) = in_blocks {
+            return self.few_rows_blocks(x, rows, &products);
+        }
         let (kind, inner) = (self.activation_kind(), x.x().len() / rows.max(1));
         let outs = products.iter().all(|product| product.y.kind() == kind);
-        let matrices = products.iter().map(|product| product.w);
-        let Some(variant) = self.few_rows_variant(x, rows, matrices).filter(|_| outs) else { return false };
+        let matrices: Option<Vec<&Array>> = products.iter().map(|product| product.w.elements()).collect();
+        let Some(matrices) = matrices.filter(|_| outs) else { return false };
+        let Some(variant) = self.few_rows_variant(x, rows, &matrices) else { return false };
         assert!(products.len() <= 3, "three matrices at most");
         let residual = products.iter().find_map(|product| product.residual);
         assert!(residual.is_none() || products.len() == 1, "a residual of one matrix");
         let name = ["few_rows_1", "few_rows_2", "few_rows_4", "few_rows_8"][variant];
         let of = |at: usize, get: &dyn Fn(&FewRowsProduct<'_>) -> u64| products.get(at).map_or(0, get);
         let outputs = [0, 1, 2].map(|at| of(at, &|product| product.outputs as u64) as usize);
-        let w = [0, 1, 2].map(|at| of(at, &|product| product.w.expect(kind, product.outputs * inner)));
+        let w = [0, 1, 2].map(|at| matrices.get(at).map_or(0, |w| w.expect(kind, outputs[at] * inner)));
         let bias = |product: &FewRowsProduct<'_>| product.bias.map_or(0, |bias| bias.expect(kind, product.outputs));
         let bias = [0, 1, 2].map(|at| of(at, &bias));
         let y = [0, 1, 2].map(|at| of(at, &|product| product.y.expect(kind, rows * product.outputs)));
@@ -280,12 +287,17 @@ impl Operations {
         &self,
         x: FewRowsInput<'_>,
         rows: usize,
-        [gate, up]: [(&Array, Option<&Array>); 2],
+        [gate, up]: [(MatrixRef<'_>, Option<&Array>); 2],
         y: &Array,
         of: Gate,
     ) -> bool {
+        if let (Some(v), Some(w)) = (gate.0.blocks(), up.0.blocks()) {
+            return self.few_rows_blocks_gated(x, rows, [(v, gate.1), (w, up.1)], y, of);
+        }
+        let (Some(v), Some(w)) = (gate.0.elements(), up.0.elements()) else { return false };
+        let [gate, up] = [(v, gate.1), (w, up.1)];
         let (kind, inner, outputs) = (self.activation_kind(), x.x().len() / rows.max(1), y.len() / rows.max(1));
-        let Some(variant) = self.few_rows_variant(x, rows, [gate.0, up.0].into_iter()) else { return false };
+        let Some(variant) = self.few_rows_variant(x, rows, &[gate.0, up.0]) else { return false };
         let name = ["few_rows_gated_1", "few_rows_gated_2", "few_rows_gated_4", "few_rows_gated_8"][variant];
         let w = [gate, up].map(|(w, _)| w.expect(kind, outputs * inner));
         let bias = [gate, up].map(|(_, bias)| bias.map_or(0, |bias| bias.expect(kind, outputs)));
@@ -309,22 +321,26 @@ impl Operations {
     pub fn few_rows_appended(
         &self,
         x: FewRowsInput<'_>,
-        matrices: [(&Array, Option<&Array>); 3],
+        matrices: [(MatrixRef<'_>, Option<&Array>); 3],
         q: &Array,
         end: CacheEnd<'_>,
     ) -> bool {
         let (kind, rows, half) = (self.activation_kind(), end.batch.len(), end.half());
         let (inner, [k_width, v_width]) = (x.x().len() / rows.max(1), end.widths());
         let outputs = [q.len() / rows.max(1), k_width, v_width];
+        if let [Some(a), Some(b), Some(c)] = matrices.map(|(w, _)| w.blocks()) {
+            let matrices = [(a, matrices[0].1), (b, matrices[1].1), (c, matrices[2].1)];
+            return self.few_rows_blocks_appended(x, matrices, q, outputs, end);
+        }
+        let [Some(a), Some(b), Some(c)] = matrices.map(|(w, _)| w.elements()) else { return false };
         let pairs = outputs.iter().all(|outputs| outputs % 2 == 0);
-        let variant = self.few_rows_variant(x, rows, matrices.iter().map(|(w, _)| *w));
+        let variant = self.few_rows_variant(x, rows, &[a, b, c]);
         let Some(variant) = variant.filter(|_| pairs) else { return false };
         assert!(half == 0 || outputs[..2].iter().all(|outputs| outputs % (2 * half) == 0), "whole heads");
         let name =
             ["few_rows_appended_1", "few_rows_appended_2", "few_rows_appended_4", "few_rows_appended_8"][variant];
-        let of = |at: usize| (matrices[at], outputs[at]);
-        let w = [0, 1, 2].map(of).map(|((w, _), outputs)| w.expect(kind, outputs * inner));
-        let bias = [0, 1, 2].map(of).map(|((_, bias), outputs)| bias.map_or(0, |bias| bias.expect(kind, outputs)));
+        let w = [(a, outputs[0]), (b, outputs[1]), (c, outputs[2])].map(|(w, outputs)| w.expect(kind, outputs * inner));
+        let bias = [0, 1, 2].map(|at| matrices[at].1.map_or(0, |bias: &Array| bias.expect(kind, outputs[at])));
         let (x, epsilon) = x.arguments(kind, rows, inner);
         let pointers = [&x[..], &w, &bias, &[q.expect(kind, 0)], &end.pointers(kind)].concat();
         let numbers = [&[rows, end.batch.room, half, inner][..], &outputs].concat();
@@ -338,17 +354,21 @@ impl Operations {
 
     /// Which kernel of 1, 2, 4 and 8 rows multiplies as many; `None` where there are more, or where rows of an operand
     /// do not begin at 16 bytes.
-    fn few_rows_variant<'a>(
-        &self,
-        x: FewRowsInput<'_>,
-        rows: usize,
-        mut matrices: impl Iterator<Item = &'a Array>,
-    ) -> Option<usize> {
-        let (kind, inner) = (self.activation_kind(), x.x().len() / rows.max(1));
-        let aligned = |array: &Array| array.ptr().is_multiple_of(16) && array.kind() == kind;
-        let fits = rows <= FEW_ROWS && inner.is_multiple_of(8) && aligned(x.x()) && matrices.all(aligned);
+    fn few_rows_variant(&self, x: FewRowsInput<'_>, rows: usize, matrices: &[&Array]) -> Option<usize> {
+        let fits = rows <= FEW_ROWS && self.is_few_rows_input(x, rows) && matrices.iter().all(|w| self.is_aligned(w));
+        fits.then(|| rows.max(1).next_power_of_two().ilog2() as usize)
+    }
+
+    /// Whether rows of activations in this array begin at 16 bytes, if they have multiples of as many.
+    fn is_aligned(&self, array: &Array) -> bool {
+        array.ptr().is_multiple_of(16) && array.kind() == self.activation_kind()
+    }
+
+    /// Whether products of few rows can read these, and compute their norm.
+    pub(super) fn is_few_rows_input(&self, x: FewRowsInput<'_>, rows: usize) -> bool {
+        let inner = x.x().len() / rows.max(1);
         let staged = matches!(x, FewRowsInput::Rows(_)) || has_row_norm(rows, inner);
-        (fits && staged).then(|| rows.max(1).next_power_of_two().ilog2() as usize)
+        staged && inner.is_multiple_of(8) && self.is_aligned(x.x())
     }
 
     /// A norm that a product did not compute.

@@ -13,7 +13,8 @@ pub(super) fn threads(kernel: &str) -> u32 {
 
 /// Kernels that wait by themselves for the results of the launch before, and read nothing else that it may have written
 /// before they do: in a recorded step of decoding, where weights do not change, they start while it ends.
-const WAITING: [&str; 7] = ["embedding", "layer_norm", "rms_norm", "append_at", "gated", "next_token", "draw_token"];
+const WAITING: [&str; 8] =
+    ["embedding", "embedding_blocks", "layer_norm", "rms_norm", "append_at", "gated", "next_token", "draw_token"];
 
 /// Whether a kernel is one of these; those of few rows are.
 fn waits(kernel: &str) -> bool {

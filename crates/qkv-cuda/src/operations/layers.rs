@@ -1,7 +1,7 @@
 //! Products, activations, norms, gates and recurrence: the layers of models, forward and backward.
 
 use super::launch::{Argument, DropoutArgument, DropoutKey, count};
-use super::{Array, FewRowsInput, FewRowsProduct, Kind, Operations};
+use super::{Array, FewRowsInput, FewRowsProduct, Kind, MatrixRef, Operations};
 use crate::matmul::{Epilogue, Matmul, MatmulOperand, MatmulPointers};
 use crate::memory::Dtype;
 use Argument::{F32, Ptr, U32};
@@ -148,7 +148,7 @@ impl Operations {
         &self,
         y: &Array,
         x: &Array,
-        w: &Array,
+        w: MatrixRef<'_>,
         [bias, residual]: [Option<&Array>; 2],
         [rows, outputs, inner]: [usize; 3],
     ) {
@@ -157,7 +157,9 @@ impl Operations {
             return;
         }
         let sum = ProductSum { added: residual, bias, before: None };
-        self.matmul((y, outputs), Factor::new(x), Factor::transposed(w), [rows, outputs, inner], sum);
+        let widened = w.blocks().map(|blocks| self.widen_blocks(blocks));
+        let w = Factor::transposed(w.elements().or(widened.as_ref()).expect("elements or blocks"));
+        self.matmul((y, outputs), Factor::new(x), w, [rows, outputs, inner], sum);
     }
 
     /// `before = x · Wᵀ + bias` and `y = GELU(before)`, by the hyperbolic tangent.

@@ -1,7 +1,7 @@
 //! Rows by number: embeddings, gathers and their gradients.
 
 use super::launch::{Argument, count};
-use super::{Array, Kind, Operations};
+use super::{Array, Kind, MatrixRef, Operations};
 use Argument::{F32, Ptr};
 
 /// Which rows are added to which: for each target the rows in rising order, so that sums have one order.
@@ -70,13 +70,19 @@ impl Operations {
     pub fn embedding(
         &self,
         ids: &Array,
-        table: &Array,
+        table: MatrixRef<'_>,
         positions: Option<&Array>,
         y: &Array,
         width: usize,
         scale: f32,
         [length, start]: [usize; 2],
     ) {
+        let table = match table {
+            MatrixRef::Elements(table) => table,
+            MatrixRef::Blocks(table) => {
+                return self.rows_of_blocks(Some(ids), table, positions, y, scale, [length, start]);
+            }
+        };
         let rows = ids.len();
         let positions = positions.map_or(0, |at| at.expect(Kind::F32, (start + length.min(rows)) * width));
         let pointers = [

@@ -1,5 +1,5 @@
-//! GGUF files, versions 2 and 3: a model with its metadata and tokenizer in one file, usually quantized. Weights are
-//! dequantized to `f32` when they are read.
+//! GGUF files, versions 2 and 3: a model with its metadata and tokenizer in one file, usually quantized. Matrices
+//! stay in their blocks, where products read them; other weights are dequantized to `f32` when they are read.
 //!
 //! Every length is checked against the bytes that are left, every shape against the bytes of its tensor, and lists grow
 //! as they are read, so that a header cannot cause large allocations.

@@ -297,6 +297,48 @@ fn few_tokens_read_blocks_and_many_the_widened_numbers_to_the_same_scores() {
 }
 
 #[test]
+fn a_device_decodes_from_blocks_what_the_cpu_decodes_from_their_values() {
+    // Heads of eight, of which a device turns queries and keys apart from their product, and of sixteen.
+    for heads in [[4, 2], [2, 1]] {
+        let mut maker = small();
+        for (name, count) in ["llama.attention.head_count", "llama.attention.head_count_kv"].into_iter().zip(heads) {
+            maker.values.retain(|bytes| !bytes.starts_with(&text(name)));
+            maker.whole(name, count);
+        }
+        // Some of the matrices in blocks of 4 bits.
+        for (_, _, kind, bytes) in maker.tensors.iter_mut().filter(|(name, ..)| name.contains("attn_q")) {
+            let block = |block: &[u8]| block[..18].to_vec();
+            (*kind, *bytes) = (2, bytes.chunks_exact(34).flat_map(block).collect());
+        }
+        let generator = opened(&maker.bytes()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        generator.save(folder.path(), qkv_models::files::tensors::Storage::F32).unwrap();
+        let widened = Generator::open(folder.path()).unwrap();
+        let prompts: Vec<Vec<u32>> = ["the 12", "a", "he said so"].map(|text| widened.tokenizer.encode(text)).into();
+        let settings = Generation { sample: None, max_tokens: 9, ..Generation::default() };
+        for operations in super::side_by_side::devices() {
+            let (device, cpu) = (Machine::new(1).on_cuda(operations), Machine::new(1));
+            let [found, expected] = [(&generator, &device), (&widened, &cpu)].map(|(model, machine)| {
+                let mut all = vec![Vec::new(); prompts.len()];
+                let mut receive = |number: usize, text: qkv_models::Generated| {
+                    all[number] = text.tokens;
+                    true
+                };
+                model.generate_all(&prompts, &settings, 3, machine, &mut receive).unwrap();
+                let alone = model.generate(&prompts[0], &settings, machine, &mut |_| true).unwrap();
+                assert_eq!(alone.tokens, all[0], "alone and among three");
+                all
+            });
+            assert_eq!(found, expected, "{heads:?} heads");
+            let [found, expected] = [(&generator, &device), (&widened, &cpu)]
+                .map(|(model, machine)| model.scores(&prompts[2], machine).unwrap());
+            let bound = 1e-4 * expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= bound), "{heads:?} heads");
+        }
+    }
+}
+
+#[test]
 fn settings_that_make_no_model_are_refused() {
     for (name, value) in [("block_count", u32::MAX), ("embedding_length", 60_000), ("attention.head_count", 0)] {
         let mut maker = small();

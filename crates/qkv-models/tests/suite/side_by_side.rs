@@ -63,7 +63,7 @@ fn generator(sizes: GptConfig) -> Generator {
     Generator::open(folder.path()).unwrap()
 }
 
-fn devices() -> Vec<Operations> {
+pub fn devices() -> Vec<Operations> {
     let operations = [Cuda::emulated(), Cuda::new(0)].map(|cuda| cuda?.operations(Dtype::F32));
     let found = operations.into_iter().filter_map(|operations| {
         // Around the harness, which captures the output of tests that pass.

@@ -28,7 +28,7 @@ impl<T: Float> Tape<'_, T> {
             let mut inner = Tensor::activations(operations, &[rows, rank]);
             let [a, b] = [adapter.a, adapter.b].map(|param| self.parameters.rounded_array(param, operations));
             let scaled = inner.array_mut(operations);
-            operations.linear(&scaled, &input.array(operations), &a, [None; 2], [rows, rank, width]);
+            operations.linear(&scaled, &input.array(operations), (&a).into(), [None; 2], [rows, rank, width]);
             operations.scale(&scaled, adapter.scale as f32);
             let y = y.array_mut(operations);
             operations.product(&y, Factor::new(&scaled), Factor::transposed(&b), [rows, out, rank], true);

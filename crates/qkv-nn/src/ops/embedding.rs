@@ -3,9 +3,10 @@
 use crate::float::Float;
 use crate::machine::Machine;
 use crate::parameters::Param;
+use crate::stored_matrix::DeviceMatrix;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{Array, DecodeBatch, Kind, Operations, RowSums};
+use qkv_cuda::operations::{Array, DecodeBatch, Kind, MatrixRef, Operations, RowSums};
 use std::sync::Arc;
 
 /// Position embeddings, added to those of the tokens.
@@ -57,9 +58,12 @@ impl<T: Float> Tape<'_, T> {
             };
             let y = Tensor::activations(operations, &[ids.len() / length.max(1), length, width]);
             let numbers = operations.upload(Kind::U32, ids, "token ids");
-            let table_array = self.parameters.array(table, operations);
-            let into = y.array(operations);
-            operations.embedding(&numbers, &table_array, at.as_ref(), &into, width, factor as f32, [length, start]);
+            let rows = match self.is_inference() {
+                true => self.parameters.device_table(table, operations),
+                false => DeviceMatrix::Elements(self.parameters.array(table, operations)),
+            };
+            let (rows, into) = (rows.as_ref(), y.array(operations));
+            operations.embedding(&numbers, rows, at.as_ref(), &into, width, factor as f32, [length, start]);
             let depends = self.depends(&[], &[Some(table), learned.map(|(param, ..)| param)]);
             return self.record(y, depends, || {
                 let position = |r: usize| Some((start + r % length) as u32);
@@ -111,19 +115,19 @@ impl<T: Float> Tape<'_, T> {
     ) -> Var<T> {
         let operations = self.machine.cuda().expect("a device that counts");
         let width = self.parameters.shape(table)[1];
-        let rows_of = |ids: &Array, table: &Array, scale: f64| {
+        let rows_of = |ids: &Array, table: MatrixRef<'_>, scale: f64| {
             let y = Tensor::activations(operations, &[batch.len(), 1, width]);
             let into = y.array(operations);
             operations.embedding(ids, table, None, &into, width, scale as f32, [1, 0]);
             y
         };
-        let x = rows_of(batch.ids(), &self.parameters.array(table, operations), scale);
+        let x = rows_of(batch.ids(), self.parameters.device_table(table, operations).as_ref(), scale);
         let at = match positions {
             Positions::None => return self.constant(x),
             Positions::Fixed(at) => operations.constant(&T::to_floats(at)),
             Positions::Learned(param) => self.parameters.array(param, operations),
         };
-        let at = rows_of(batch.positions(), &at, 1.0);
+        let at = rows_of(batch.positions(), (&at).into(), 1.0);
         let (x, at) = (self.constant(x), self.constant(at));
         self.add(&x, at)
     }

@@ -114,7 +114,7 @@ impl<T: Float> Tape<'_, T> {
             let [before, after] =
                 [step, step + 1].map(|step| all_states.slice(step * batch * width..(step + 1) * batch * width));
             let gates = all_gates.slice(step * batch * 4 * width..(step + 1) * batch * 4 * width);
-            operations.linear(&recurrent, &before, &weight, [None; 2], [batch, wide, width]);
+            operations.linear(&recurrent, &before, (&weight).into(), [None; 2], [batch, wide, width]);
             let sizes = [batch, steps, at, width];
             operations.gru_cell([&input, &recurrent, &before], &bias, [&gates, &after, &out], counts.as_ref(), sizes);
         }

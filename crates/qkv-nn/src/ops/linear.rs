@@ -9,9 +9,10 @@ use crate::layers::KvCache;
 use crate::loops::{Activate, Activation, ActivationGradient, Gate};
 use crate::machine::Machine;
 use crate::parameters::Param;
+use crate::stored_matrix::DeviceMatrix;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
-use qkv_cuda::operations::{FEW_ROWS, Factor, FewRowsInput, FewRowsProduct, Operations};
+use qkv_cuda::operations::{Array, FEW_ROWS, Factor, FewRowsInput, FewRowsProduct, Operations};
 use qkv_simd::finish::Finish;
 use qkv_simd::matmul::Operand;
 use std::sync::Arc;
@@ -145,9 +146,8 @@ impl<T: Float> Tape<'_, T> {
         }
         let outer = &x.shape()[..x.shape().len() - 1];
         let y = Tensor::activations(operations, &[outer, &self.parameters.shape(layers[0].0)[..1]].concat());
-        let rounded = |param: Param| self.parameters.rounded_array(param, operations);
-        let matrices = layers.map(|(w, b)| (rounded(w), b.map(rounded)));
-        let matrices = matrices.each_ref().map(|(w, b)| (w, b.as_ref()));
+        let matrices = layers.map(|layer| self.device_layer(operations, layer));
+        let matrices = matrices.each_ref().map(|(w, b)| (w.as_ref(), b.as_ref()));
         let (rows, into) = (x.value.rows(), y.array(operations));
         let product = |input: FewRowsInput<'_>| operations.few_rows_gated(input, rows, matrices, &into, of.on_device());
         x.value.with_few_rows(operations, product).then(|| self.constant(y))
@@ -171,18 +171,32 @@ impl<T: Float> Tape<'_, T> {
         }
         let outer = &x.shape()[..x.shape().len() - 1];
         let q = Tensor::activations(operations, &[outer, &[q_width]].concat());
-        let rounded = |param: Param| self.parameters.rounded_array(param, operations);
-        let matrices = layers.map(|(w, b)| (rounded(w), b.map(rounded)));
-        let matrices = matrices.each_ref().map(|(w, b)| (w, b.as_ref()));
+        let matrices = layers.map(|layer| self.device_layer(operations, layer));
+        let matrices = matrices.each_ref().map(|(w, b)| (w.as_ref(), b.as_ref()));
         let into = q.array(operations);
         let product = |input: FewRowsInput<'_>| operations.few_rows_appended(input, matrices, &into, end);
         x.value.with_few_rows(operations, product).then(|| self.constant(q))
+    }
+
+    /// Matrix and bias of a linear layer in device memory, for inference.
+    fn device_layer(&self, operations: &Operations, (w, b): (Param, Option<Param>)) -> (DeviceMatrix, Option<Array>) {
+        let bias = b.map(|b| self.parameters.rounded_array(b, operations));
+        (self.parameters.device_matrix(w, operations), bias)
     }
 
     /// Whether a device has kernels of its own for products of these rows: few, in inference, without adapters.
     fn has_few_rows(&self, x: &Var<T>, layers: &[(Param, Option<Param>)]) -> bool {
         let adapted = layers.iter().any(|&(w, _)| self.parameters.adapter(w).is_some());
         self.is_inference() && !adapted && x.value.rows() <= FEW_ROWS
+    }
+
+    /// A matrix for a product on a device: what is trained, or has adapters that are, is multiplied as its gradient will
+    /// be.
+    fn product_matrix(&self, operations: &Operations, w: Param) -> DeviceMatrix {
+        match self.is_inference() {
+            true => self.parameters.device_matrix(w, operations),
+            false => DeviceMatrix::Elements(self.parameters.rounded_array(w, operations)),
+        }
     }
 
     /// Products of a few rows, in inference, as one launch of a device; `None`, and nothing is done, where they are not
@@ -201,12 +215,11 @@ impl<T: Float> Tape<'_, T> {
             let outputs = self.parameters.shape(w)[0];
             (Tensor::activations(operations, &[outer, &[outputs]].concat()), outputs)
         });
-        let rounded = |param: Param| self.parameters.rounded_array(param, operations);
-        let matrices = layers.map(|(w, b)| (rounded(w), b.map(rounded)));
+        let matrices = layers.map(|layer| self.device_layer(operations, layer));
         let into = ys.each_ref().map(|(y, outputs)| (y.array(operations), *outputs));
         let products: Vec<_> = (matrices.iter().zip(&into))
             .map(|((w, bias), (y, outputs))| FewRowsProduct {
-                w,
+                w: w.as_ref(),
                 bias: bias.as_ref(),
                 y,
                 outputs: *outputs,
@@ -232,7 +245,7 @@ impl<T: Float> Tape<'_, T> {
         let [a, b_low] = [adapter.map(|adapter| adapter.a), adapter.map(|adapter| adapter.b)];
         let depends = self.depends(&[x.slot], &[Some(w), b, a, b_low]);
         let mut y = Tensor::activations(operations, &shape); // (R, O)
-        let (input, matrix) = (x.value.array(operations), self.parameters.rounded_array(w, operations));
+        let (input, matrix) = (x.value.array(operations), self.product_matrix(operations, w));
         let is_plain = adapter.is_none();
         let bias = b.filter(|_| is_plain).map(|b| self.parameters.rounded_array(b, operations));
         let of_input = depends && matches!(activation, Activation::Gelu | Activation::GeluTanh);
@@ -241,12 +254,13 @@ impl<T: Float> Tape<'_, T> {
         // The product's own epilogue has the hyperbolic GELU, over rows of 16 bytes.
         let fused = match (&bias, &mut before) {
             (Some(bias), Some(before)) if activation == Activation::GeluTanh && out % 8 == 0 => {
+                let matrix = self.parameters.rounded_array(w, operations);
                 operations.linear_gelu(&array, &before.array_mut(operations), &input, &matrix, bias, sizes);
                 true
             }
             (bias, before) => {
                 let to = before.as_mut().map_or(array.clone(), |before| before.array_mut(operations));
-                operations.linear(&to, &input, &matrix, [bias.as_ref(), None], sizes);
+                operations.linear(&to, &input, matrix.as_ref(), [bias.as_ref(), None], sizes);
                 false
             }
         };
@@ -363,9 +377,8 @@ impl<T: Float> Tape<'_, T> {
         let mut y = Tensor::activations(operations, &shape); // (R, O)
         let bias = b.map(|b| self.parameters.rounded_array(b, operations));
         let [input, added] = [x, residual].map(|var| var.value.array(operations));
-        let matrix = self.parameters.rounded_array(w, operations);
-        let sizes = [x.value.rows(), out, inner];
-        operations.linear(&y.array_mut(operations), &input, &matrix, [bias.as_ref(), Some(&added)], sizes);
+        let (matrix, sizes) = (self.product_matrix(operations, w), [x.value.rows(), out, inner]);
+        operations.linear(&y.array_mut(operations), &input, matrix.as_ref(), [bias.as_ref(), Some(&added)], sizes);
         let depends = self.depends(&[x.slot, residual.slot], &[Some(w), b]);
         let input = self.parameters.is_trained(w).then(|| self.saved_input(x));
         let (x, shape, residual) = (x.slot, x.shape().to_vec(), residual.slot);

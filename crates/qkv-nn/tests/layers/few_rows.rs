@@ -107,12 +107,12 @@ fn queries_keys_and_values_as_one_launch_have_the_bits_of_products_and_an_append
                     let end =
                         CacheEnd { caches: caches.each_ref(), angles: turns.then(|| tables.each_ref()), batch: &batch };
                     let ys = outputs.map(|outputs| operations.activations(rows * outputs));
-                    let of = |at: usize| (&w[at], bias.then_some(&b[at]));
+                    let of = |at: usize| ((&w[at]).into(), bias.then_some(&b[at]));
                     if together {
                         assert!(operations.few_rows_appended(input, [0, 1, 2].map(of), &ys[0], end));
                     } else {
                         let products = [0, 1, 2].map(|at| FewRowsProduct {
-                            w: &w[at],
+                            w: of(at).0,
                             bias: of(at).1,
                             y: &ys[at],
                             outputs: outputs[at],

@@ -1,5 +1,6 @@
 //! The tests of the crate, one binary: each file holds one property.
 
+mod blocks;
 mod caches;
 mod captures;
 mod devices;

@@ -18,6 +18,20 @@ impl QuantizedMatrix {
     }
 }
 
+/// A block of 32 elements of a row, in parts: what a device packs in its own way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Block {
+    /// The codes less the format's [zero](Format::zero).
+    pub codes: [i8; BLOCK],
+    /// The scale, of the block or of its super-block.
+    pub scale: f16,
+    /// The minimum of as many, or 0.
+    pub least: f16,
+    /// In super-blocks, what the block has for a factor of the scale and of the minimum, or what its halves have, with
+    /// a sign, for factors of the scale.
+    pub parts: [u8; 2],
+}
+
 struct WidenRows<'a> {
     matrix: &'a QuantizedMatrix,
     row: usize,
@@ -85,17 +99,51 @@ impl QuantizedMatrix {
         out
     }
 
-    /// Codes times their scale, and plus their minimum, which are where `pack_scales` put them.
+    /// Where the scales of a block of sixteen rows are, after those of their super-block.
     #[inline(always)]
-    fn scale_block(&self, row: usize, block: usize, out: &mut [f32; BLOCK]) {
-        let (group, r, blocks, kind) = (row / GROUP, row % GROUP, self.width / BLOCK, self.format.kind());
+    fn scales_at(&self, group: usize, block: usize) -> [usize; 2] {
+        let (blocks, kind) = (self.width / BLOCK, self.format.kind());
         let supers = block / SUPER_BLOCKS + 1;
         let group_bytes = blocks * scale_bytes(kind) + blocks / SUPER_BLOCKS * header_bytes(kind);
         let headers = if header_bytes(kind) == 0 { 0 } else { supers * header_bytes(kind) };
         let from = group * group_bytes + headers + block * scale_bytes(kind);
-        let number = |at: usize| f16::from_le_bytes([self.scales[at], self.scales[at + 1]]).to_f32();
         // Of a super-block: before the scales of its first block.
         let header = (from - block % SUPER_BLOCKS * scale_bytes(kind)).saturating_sub(header_bytes(kind));
+        [header, from]
+    }
+
+    /// A block of 32 elements of a row, in parts.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn block(&self, row: usize, block: usize) -> Block {
+        assert!(row < self.rows && block < self.width / BLOCK, "block {block} of row {row}");
+        let (r, kind, [header, from]) = (row % GROUP, self.format.kind(), self.scales_at(row / GROUP, block));
+        let number = |at: usize| f16::from_le_bytes([self.scales[at], self.scales[at + 1]]);
+        let codes = match self.format.bits() {
+            4 => self.codes::<4>(row, block),
+            5 => self.codes::<5>(row, block),
+            6 => self.codes::<6>(row, block),
+            _ => self.codes::<8>(row, block),
+        };
+        let [scale, least] = match kind {
+            ScaleKind::Plain => [number(from + 2 * r), f16::ZERO],
+            ScaleKind::Least => [number(from + 2 * r), number(from + 2 * GROUP + 2 * r)],
+            ScaleKind::SuperLeast => [number(header + 2 * r), number(header + 2 * GROUP + 2 * r)],
+            ScaleKind::SuperHalves => [number(header + 2 * r), f16::ZERO],
+        };
+        let parts = match kind {
+            ScaleKind::Plain | ScaleKind::Least => [0, 0],
+            ScaleKind::SuperLeast | ScaleKind::SuperHalves => [0, GROUP].map(|at| self.scales[from + at + r]),
+        };
+        Block { codes: codes.map(|code| code as i8), scale, least, parts }
+    }
+
+    /// Codes times their scale, and plus their minimum, which are where `pack_scales` put them.
+    #[inline(always)]
+    fn scale_block(&self, row: usize, block: usize, out: &mut [f32; BLOCK]) {
+        let (r, kind, [header, from]) = (row % GROUP, self.format.kind(), self.scales_at(row / GROUP, block));
+        let number = |at: usize| f16::from_le_bytes([self.scales[at], self.scales[at + 1]]).to_f32();
         match kind {
             ScaleKind::Plain => {
                 let scale = number(from + 2 * r);
