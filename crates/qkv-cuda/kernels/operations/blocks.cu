@@ -177,6 +177,10 @@ struct BlocksMemory {
     float partial[8][16][8]; // (warp, output, row)
 };
 
+// Tiles of each octet that a warp has on their way: with one, a product of 200 blocks has 3 MB of them, too few for an
+// H200's memory.
+#define AHEAD 2
+
 // What a product with blocks has of a matrix: eight of its rows, by their number.
 struct Octets {
     const u32* w[2];
@@ -199,8 +203,13 @@ __device__ __forceinline__ void octet_products(BlocksMemory& memory, const T* x,
 #pragma unroll
     for (int m = 0; m < 2; m++) from[m] = octets.w[m] + (u64(octets.octet[m]) * tiles + warp) * Tile::WORDS;
     // A warp's next tiles are on their way while it multiplies; the first ones while the launch before ends.
-    Tile a, b, next_a, next_b;
-    if (tile < tiles) next_a.load(from[0]), next_b.load(from[1]);
+    Tile ahead[AHEAD][2];
+#pragma unroll
+    for (int at = 0; at < AHEAD; at++) {
+        if (tile + 8 * at >= tiles) continue;
+        ahead[at][0].load(from[0] + 8 * at * Tile::WORDS);
+        ahead[at][1].load(from[1] + 8 * at * Tile::WORDS);
+    }
     wait_on_dependency();
     meanwhile();
     int columns = rows > 4 ? STAGED / 8 : rows > 2 ? STAGED / 4 : rows > 1 ? STAGED / 2 : STAGED;
@@ -223,11 +232,14 @@ __device__ __forceinline__ void octet_products(BlocksMemory& memory, const T* x,
             __syncthreads();
         }
         for (; tile < (base + padded) / COLUMNS; tile += 8) {
-            a = next_a, b = next_b;
-            if (tile + 8 < tiles) {
-                from[0] += 8 * Tile::WORDS, from[1] += 8 * Tile::WORDS;
-                next_a.load(from[0]), next_b.load(from[1]);
+            Tile a = ahead[0][0], b = ahead[0][1];
+#pragma unroll
+            for (int at = 1; at < AHEAD; at++) ahead[at - 1][0] = ahead[at][0], ahead[at - 1][1] = ahead[at][1];
+            if (tile + 8 * AHEAD < tiles) {
+                ahead[AHEAD - 1][0].load(from[0] + 8 * AHEAD * Tile::WORDS);
+                ahead[AHEAD - 1][1].load(from[1] + 8 * AHEAD * Tile::WORDS);
             }
+            from[0] += 8 * Tile::WORDS, from[1] += 8 * Tile::WORDS;
             add_tiles(a, b, staged + g * stride + tile * COLUMNS - base + 4 * t, g < int(rows), sums);
         }
     }
