@@ -15,6 +15,7 @@ mod mpich;
 mod nvrtc;
 mod python;
 mod step;
+mod suites;
 mod test;
 mod toolchain;
 mod unsafe_code;

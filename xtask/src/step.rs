@@ -1,5 +1,6 @@
 //! One step of a command: a cargo command with its environment, or a check of this crate.
 
+use crate::suites::{self, Again};
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
@@ -9,7 +10,10 @@ use std::thread;
 use std::time::Instant;
 
 /// The start of a line by which a test says that it was skipped, and why.
-const SKIPPED: &str = "skipped: ";
+pub const SKIPPED: &str = "skipped: ";
+
+/// Environment variables.
+pub type Variables = Vec<(&'static str, String)>;
 
 /// A step, with its name.
 pub struct Step {
@@ -20,13 +24,18 @@ pub struct Step {
 enum Action {
     Cargo {
         arguments: String,
-        environment: Vec<(&'static str, String)>,
+        environment: Variables,
         file: Option<&'static str>,
+    },
+    /// All tests of the workspace.
+    Tests {
+        environment: Variables,
+        again: Vec<Again>,
     },
     Program {
         program: PathBuf,
         arguments: Vec<String>,
-        environment: Vec<(&'static str, String)>,
+        environment: Variables,
     },
     Check {
         typed: &'static str,
@@ -41,6 +50,11 @@ impl Step {
     pub fn cargo(name: impl Into<String>, arguments: impl Into<String>) -> Step {
         let action = Action::Cargo { arguments: arguments.into(), environment: Vec::new(), file: None };
         Step { name: name.into(), action }
+    }
+
+    /// All tests and doc tests, and some of them again in other environments.
+    pub fn tests(name: impl Into<String>, again: Vec<Again>) -> Step {
+        Step { name: name.into(), action: Action::Tests { environment: Vec::new(), again } }
     }
 
     /// Another program.
@@ -61,7 +75,10 @@ impl Step {
 
     /// With an environment variable.
     pub fn with(mut self, variable: &'static str, value: impl Into<String>) -> Step {
-        if let Action::Cargo { environment, .. } | Action::Program { environment, .. } = &mut self.action {
+        if let Action::Cargo { environment, .. }
+        | Action::Tests { environment, .. }
+        | Action::Program { environment, .. } = &mut self.action
+        {
             environment.push((variable, value.into()));
         }
         self
@@ -87,7 +104,8 @@ impl Step {
                 format!("{set}{} {}", program.display(), arguments.join(" "))
             }
             Action::Check { typed, .. } => format!("cargo xtask {typed}"),
-            Action::Skip(_) => String::new(),
+            // They say by themselves what failed.
+            Action::Tests { .. } | Action::Skip(_) => String::new(),
         }
     }
 
@@ -96,6 +114,7 @@ impl Step {
         match &self.action {
             Action::Skip(reason) => Ok(vec![format!("{}: {reason}", self.name)]),
             Action::Check { check, .. } => check().map(|()| Vec::new()),
+            Action::Tests { environment, again } => suites::run(&cargo(), environment, again, &temporary.0),
             Action::Program { program, arguments, environment } => {
                 let mut command = Command::new(program);
                 command.args(arguments).env("TMPDIR", &temporary.0).envs(environment.clone());
@@ -103,8 +122,7 @@ impl Step {
             }
             Action::Cargo { arguments, environment, file } => {
                 // `+nightly` is for rustup's cargo on the path; `CARGO` names that of the current toolchain.
-                let cargo = env::var("CARGO").ok().filter(|_| !arguments.starts_with('+'));
-                let mut command = Command::new(cargo.unwrap_or_else(|| "cargo".into()));
+                let mut command = Command::new(if arguments.starts_with('+') { "cargo".into() } else { cargo() });
                 command.args(arguments.split(' ')).env("TMPDIR", &temporary.0).envs(environment.clone());
                 let failed = || format!("error: `{}` failed", self.name);
                 match file {
@@ -118,6 +136,11 @@ impl Step {
             }
         }
     }
+}
+
+/// That of the current toolchain.
+fn cargo() -> PathBuf {
+    env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).into()
 }
 
 /// A folder for temporary files, removed with all that is left in it: browsers and launchers of MPI, killed by a test,
@@ -177,7 +200,9 @@ pub fn run_all(steps: &[Step]) -> bool {
         match step.run(&temporary) {
             Ok(reasons) => skipped.extend(reasons),
             Err(error) => {
-                eprintln!("\n{error}\nhint: run it alone with `{}`", step.typed());
+                let typed = step.typed();
+                let hint = if typed.is_empty() { typed } else { format!("\nhint: run it alone with `{typed}`") };
+                eprintln!("\n{error}{hint}");
                 return false;
             }
         }

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: what CI runs. Cheapest first, so that a slip shows at once.
 
 use crate::step::Step;
+use crate::suites::Again;
 use crate::{browser, cycles, lines, mpich, nvrtc, python, toolchain, unsafe_code, words};
 
 /// Targets that `qkv` is checked for besides the host, where their standard library is installed.
@@ -8,6 +9,9 @@ const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "wasm32-unknown-unknown
 
 /// The promises that every instruction set keeps: tests of `qkv` by a part of their names.
 const PROMISES: &str = "conformance:: deterministic:: absent:: sizes:: memory_of_";
+
+/// The binaries that have them.
+const PROMISING: &[&str] = &["attention", "memory"];
 
 const ALL_TYPES: &str = "f32,f64,bf16,f16";
 
@@ -32,7 +36,7 @@ pub fn steps(full: bool) -> Vec<Step> {
     steps.extend([
         Step::check("a browser for the explorer's tests", "browser", browser::installed),
         Step::cargo("lints", "clippy --workspace --all-targets -- -D warnings"),
-        tests(Step::cargo("tests and doc tests", "test --workspace --no-fail-fast").with("CARGO_INCREMENTAL", "0")),
+        tests(Step::tests("tests and doc tests", promises(full)).with("CARGO_INCREMENTAL", "0")),
     ]);
     if let Err(reason) = &library {
         steps.push(Step::skip("CUDA programs for sm_80 and sm_90a", reason.as_str()));
@@ -41,7 +45,6 @@ pub fn steps(full: bool) -> Vec<Step> {
         steps.push(Step::skip("ranks over MPI", reason.as_str()));
     }
     steps.extend(python::numpy_steps());
-    steps.extend(promises(full));
     steps.extend([
         Step::cargo("docs", "doc --workspace --no-deps").with("RUSTDOCFLAGS", "-D warnings"),
         Step::cargo("qkv with every feature", "check -p qkv --all-features"),
@@ -109,16 +112,14 @@ const PORTABLE_SAMPLE: &str = "0.03";
 /// The promises on each instruction set of this CPU but the best, with which all tests ran: in the types for which it
 /// computes something else than the next, over a sample of the cases, or over all of them in a full run. `QKV_SEED`
 /// repeats a sample; the tests print theirs.
-fn promises(full: bool) -> Vec<Step> {
-    let command = format!("test --workspace --test attention --test memory -- {PROMISES}");
-    let step = |(isa, types): (&str, &str)| {
-        // As part of the workspace, so that nothing is compiled again with other features.
-        let step = Step::cargo(format!("promises on {isa} in {types}"), command.as_str());
-        let step = step.with("CARGO_INCREMENTAL", "0").with("QKV_ISA", isa).with("QKV_TYPES", types);
+fn promises(full: bool) -> Vec<Again> {
+    let again = |(isa, types): (&str, &str)| {
         let sample = if isa == "portable" { PORTABLE_SAMPLE } else { SAMPLE };
-        if full { step.with("QKV_EVERY_CASE", "1") } else { step.with("QKV_SAMPLE", sample) }
+        let cases = if full { ("QKV_EVERY_CASE", "1".into()) } else { ("QKV_SAMPLE", sample.into()) };
+        let environment = vec![("QKV_ISA", isa.into()), ("QKV_TYPES", types.into()), cases];
+        Again { binaries: PROMISING, filters: PROMISES, environment }
     };
-    instruction_sets().into_iter().map(step).collect()
+    instruction_sets().into_iter().map(again).collect()
 }
 
 /// The instruction sets of this CPU but the best, each with the types for which it computes something else than the

@@ -42,6 +42,10 @@ pub struct Roundoff {
     pub exp: f64,
     /// Absolute error of a number that is subnormal in the tensor's type.
     pub subnormal: f64,
+    /// Weights below the largest of their row times this are flushed to 0.
+    pub flushed: f64,
+    /// The smallest normal number of the type of sums: weights below it are flushed too.
+    pub smallest: f64,
 }
 
 impl Roundoff {
@@ -60,6 +64,8 @@ impl Roundoff {
                 "bf16" => 2f64.powi(-134),
                 _ => 0.0,
             },
+            flushed: 2f64.powi(if T::NAME == "f64" { -898 } else { -98 }),
+            smallest: 2f64.powi(if T::NAME == "f64" { -1022 } else { -126 }),
         }
     }
 }
@@ -67,21 +73,22 @@ impl Roundoff {
 /// The spreads of one result, element by element.
 pub type Spread = (&'static str, Vec<f64>);
 
-/// The spreads of every result of a case, by name. `gradients` are those of the definition.
-pub fn spreads<T: Element>(
+/// The spreads of every result of a case, by name, in a type of these roundoffs. `gradients` are those of the
+/// definition.
+pub fn spreads(
     case: &Case,
-    data: &Data<T>,
+    data: &Data<f64>,
+    unit: Roundoff,
     truth: &Forward<f64>,
     gradients: &[(&'static str, Vec<f64>)],
 ) -> Vec<Spread> {
     let mut all = All::new(case, data);
     for b in 0..case.sizes.b {
         for h in 0..case.sizes.hq {
-            Head::new(case, data, truth, b, h).add_to(&mut all);
+            Head::new(case, data, unit, truth, b, h).add_to(&mut all);
         }
     }
     let Sizes { b, hq, hk, n, m, .. } = case.sizes;
-    let unit = Roundoff::of::<T>();
     let mut spreads = all.finish();
     // What the sums over queries, keys or all pairs add to, and the rounding of the result.
     for (name, gradient) in gradients {
@@ -171,11 +178,11 @@ enum Parameter {
 const PARAMETERS: [&str; 6] = ["d_q", "d_k", "d_w", "d_w_q", "d_w_k", "d_v_score"];
 
 impl All {
-    fn new<T: Element>(case: &Case, data: &Data<T>) -> All {
+    fn new(case: &Case, data: &Data<f64>) -> All {
         let Sizes { b, hq, hk, n, m, dv, .. } = case.sizes;
         let rows = b * hq * n;
-        let len = |tensor: &Option<Tensor<T, 4>>| tensor.as_ref().map_or(0, |t| t.data().len());
-        let numbers = |slice: &Option<Vec<T>>| slice.as_ref().map_or(0, Vec::len);
+        let len = |tensor: &Option<Tensor<f64, 4>>| tensor.as_ref().map_or(0, |t| t.data().len());
+        let numbers = |slice: &Option<Vec<f64>>| slice.as_ref().map_or(0, Vec::len);
         All {
             out: vec![0.0; rows * dv],
             lse: vec![0.0; rows],
@@ -224,9 +231,9 @@ impl All {
 }
 
 /// One query head of a case: its rows in `f64`, and the definition's results.
-struct Head<'a, T: Element> {
+struct Head<'a> {
     case: &'a Case,
-    data: &'a Data<T>,
+    data: &'a Data<f64>,
     truth: &'a Forward<f64>,
     unit: Roundoff,
     b: usize,
@@ -254,14 +261,14 @@ struct Made {
     slope_spread: f64,
 }
 
-impl<'a, T: Element> Head<'a, T> {
-    fn new(case: &'a Case, data: &'a Data<T>, truth: &'a Forward<f64>, b: usize, h: usize) -> Self {
+impl<'a> Head<'a> {
+    fn new(case: &'a Case, data: &'a Data<f64>, unit: Roundoff, truth: &'a Forward<f64>, b: usize, h: usize) -> Self {
         let kh = h / (case.sizes.hq / case.sizes.hk.max(1)).max(1);
         Head {
             case,
             data,
             truth,
-            unit: Roundoff::of::<T>(),
+            unit,
             b,
             h,
             kh,
@@ -350,8 +357,7 @@ impl<'a, T: Element> Head<'a, T> {
         // beside a sink that takes everything, those of a whole row.
         let largest = seen.iter().fold(0.0f64, |largest, &j| largest.max(p[j]));
         let modulated = seen.iter().filter(|&&j| p[j] > 0.0).fold(1.0f64, |most, &j| most.max(weights[j] / p[j]));
-        let (relative_floor, smallest) = if T::NAME == "f64" { (-898, -1022) } else { (-98, -126) };
-        let flushed = (largest * modulated * 2f64.powi(relative_floor)).max(2f64.powi(smallest));
+        let flushed = (largest * modulated * unit.flushed).max(unit.smallest);
         for &j in &seen {
             all.weights[at * m + j] = of_weight[j].powi(2) + flushed.powi(2);
         }
@@ -404,7 +410,7 @@ impl<'a, T: Element> Head<'a, T> {
         }
 
         // Gradients of scores.
-        let of_rows = |data: &Option<Vec<T::Acc>>| data.as_ref().map_or(0.0, |d| qkv_simd::Element::to_f64(d[at]));
+        let of_rows = |data: &Option<Vec<f64>>| data.as_ref().map_or(0.0, |d| d[at]);
         let (d_lse, d_entropy) = (of_rows(&self.data.d_lse), of_rows(&self.data.d_entropy));
         let d_log_prob = of_rows(&self.data.d_log_prob);
         let through = !matches!(select, Select::Hard(Choice { straight_through: false, .. }));
@@ -428,7 +434,7 @@ impl<'a, T: Element> Head<'a, T> {
             }
             if let (Some(_), Some(local)) = (&self.data.center, self.case.attention.local) {
                 let sigma = local as f64 / 2.0;
-                let center = self.data.center.as_ref().expect("just seen")[at].to_f64();
+                let center = self.data.center.as_ref().expect("just seen")[at];
                 let pull = (j as f64 - center) / (sigma * sigma);
                 let term = p[j] * d_weights[j] * pull;
                 let own = relative(j).powi(2) + lse_spread.powi(2) + unit.exp.powi(2) + a * a * (length + 64.0);
@@ -461,7 +467,7 @@ impl<'a, T: Element> Head<'a, T> {
         }
         let row_spread = row_variance.sqrt();
         if let Some(sinks) = &self.data.sinks {
-            let sink = (sinks[h].to_f64() - lse).exp();
+            let sink = (sinks[h] - lse).exp();
             let relative = lse_spread.hypot(unit.exp).hypot(a * (all_rows(self.case).sqrt() + lse.abs()));
             all.d_sinks[h] += (sink * row * relative).powi(2) + (sink * row_spread).powi(2);
         }
@@ -564,13 +570,13 @@ impl<'a, T: Element> Head<'a, T> {
 }
 
 /// The factor of a raw score by head, temperature included.
-fn factor<'a, T: Element>(case: &'a Case, data: &'a Data<T>) -> impl Fn(usize) -> f64 + use<'a, T> {
+fn factor<'a>(case: &'a Case, data: &'a Data<f64>) -> impl Fn(usize) -> f64 + use<'a> {
     let attention = &case.attention;
     move |h| {
         let scale = match (attention.scale, &data.scale) {
             _ if matches!(attention.score, Score::Linear(_)) => 1.0,
             (Scale::Fixed(scale), _) => scale,
-            (Scale::Learned, Some(given)) => given[h % given.len()].to_f64(),
+            (Scale::Learned, Some(given)) => given[h % given.len()],
             _ if attention.score == Score::ScaledDot => 1.0 / (case.sizes.d.max(1) as f64).sqrt(),
             _ => 1.0,
         };
@@ -582,7 +588,7 @@ fn all_rows(case: &Case) -> f64 {
     (case.sizes.b * case.sizes.n) as f64
 }
 
-fn rows<T: Element>(tensor: &Tensor<T, 4>, b: usize, h: usize) -> Vec<Vec<f64>> {
+fn rows(tensor: &Tensor<f64, 4>, b: usize, h: usize) -> Vec<Vec<f64>> {
     let [_, _, n, d] = tensor.shape();
-    (0..n).map(|i| (0..d).map(|x| tensor[[b, h, i, x]].to_f64()).collect()).collect()
+    (0..n).map(|i| (0..d).map(|x| tensor[[b, h, i, x]]).collect()).collect()
 }

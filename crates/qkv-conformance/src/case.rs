@@ -221,6 +221,38 @@ pub struct Data<T: Element> {
 }
 
 impl<T: Element> Data<T> {
+    /// The same numbers in `f64`: the definition reads those, so that it is compiled for one type.
+    pub fn wide(&self) -> Data<f64> {
+        let number = |x: &T| x.to_f64();
+        let tensor = |t: &Option<Tensor<T, 4>>| t.as_ref().map(|t| t.map(number));
+        let numbers = |v: &Option<Vec<T>>| v.as_ref().map(|v| v.iter().map(number).collect());
+        let sums =
+            |v: &Option<Vec<T::Acc>>| v.as_ref().map(|v| v.iter().map(|&x| qkv_simd::Element::to_f64(x)).collect());
+        Data {
+            q: self.q.map(number),
+            k: self.k.map(number),
+            v: self.v.map(number),
+            d_out: self.d_out.map(number),
+            w: tensor(&self.w),
+            w_q: tensor(&self.w_q),
+            w_k: tensor(&self.w_k),
+            v_score: numbers(&self.v_score),
+            bias: tensor(&self.bias),
+            table: self.table.as_ref().map(|table| table.map(number)),
+            scale: numbers(&self.scale),
+            sinks: numbers(&self.sinks),
+            lengths: self.lengths.clone(),
+            segments: self.segments.clone(),
+            bits: self.bits.clone(),
+            positions: self.positions.clone(),
+            d_lse: sums(&self.d_lse),
+            d_entropy: sums(&self.d_entropy),
+            d_log_prob: sums(&self.d_log_prob),
+            center: numbers(&self.center),
+            buckets: self.buckets.clone(),
+        }
+    }
+
     /// As the inputs of a call.
     pub fn inputs(&self) -> Inputs<'_, T> {
         let mut inputs = Inputs::new(&self.q, &self.k, &self.v).seed(99);

@@ -11,9 +11,9 @@
 //! The second is wider for few rows, within which errors are correlated.
 
 use crate::Engine;
-use crate::bound;
+use crate::bound::{self, Roundoff};
 use crate::case::{Case, Data};
-use qkv::reference::Reference;
+use qkv::reference::{Forward, Reference};
 use qkv::{Element, Gradients, Output, Tensor};
 
 /// Spreads that one element may be off by.
@@ -75,14 +75,36 @@ pub fn check<T: Element>(engine: &impl Engine, case: &Case) -> Vec<String> {
 pub fn distances<T: Element>(engine: &impl Engine, case: &Case) -> qkv::Result<Vec<Distance>> {
     let data = case.data::<T>();
     let got = run(engine, case, &data)?;
+    let round = |x| T::of_f64(x).to_f64();
+    compared(case, &data.wide(), Roundoff::of::<T>(), engine.sums_in_fixed_point::<T>(), round, &got)
+}
+
+/// What the definition makes of a case with this data, forward and backward, in `f64`.
+///
+/// # Errors
+/// Those of the definition.
+pub fn definition(case: &Case, data: &Data<f64>) -> qkv::Result<(Forward<f64>, Gradients<f64>)> {
     let reference = Reference::<f64>::exact();
     let forward = reference.forward(&case.attention, data.inputs())?;
-    let grads = gradients(reference.backward(&case.attention, data.inputs(), &forward, data.upstream())?);
-    let mut spreads = bound::spreads(case, &data, &forward, &grads);
-    if engine.sums_in_fixed_point::<T>()
-        && let Some((_, d_q)) = spreads.iter_mut().find(|(name, _)| *name == "d_q")
-    {
-        bound::add_fixed_point(case, &data, &forward, d_q);
+    let grad = reference.backward(&case.attention, data.inputs(), &forward, data.upstream())?;
+    Ok((forward, grad))
+}
+
+/// Compares results with the definition. Nothing here depends on the engine or on the type of its tensors, so that the
+/// binaries of tests share one instance.
+fn compared(
+    case: &Case,
+    data: &Data<f64>,
+    unit: Roundoff,
+    in_fixed_point: bool,
+    round: fn(f64) -> f64,
+    got: &[Named],
+) -> qkv::Result<Vec<Distance>> {
+    let (forward, grads) = definition(case, data)?;
+    let grads = gradients(grads);
+    let mut spreads = bound::spreads(case, data, unit, &forward, &grads);
+    if in_fixed_point && let Some((_, d_q)) = spreads.iter_mut().find(|(name, _)| *name == "d_q") {
+        bound::add_fixed_point(case, data, &forward, d_q);
     }
     let mut truth = vec![
         ("out", wide(forward.output.values.data())),
@@ -96,7 +118,7 @@ pub fn distances<T: Element>(engine: &impl Engine, case: &Case) -> qkv::Result<V
     let compared = got.iter().zip(&truth).map(|((name, got), (of, truth))| {
         assert_eq!((name, got.len()), (of, truth.len()), "{}: results and their length", case.name);
         let (_, spread) = spreads.iter().find(|(of, _)| of == name).expect("every result has a spread");
-        distance::<T>(name, got, truth, spread, rows(case, name, truth.len()))
+        distance(name, got, truth, spread, rows(case, name, truth.len()), round)
     });
     Ok(compared.collect())
 }
@@ -111,12 +133,19 @@ fn rows(case: &Case, name: &str, len: usize) -> usize {
     }
 }
 
-fn distance<T: Element>(name: &'static str, got: &[f64], truth: &[f64], spread: &[f64], rows: usize) -> Distance {
+/// `round` takes a number to the type of the engine's tensors and back.
+fn distance(
+    name: &'static str,
+    got: &[f64],
+    truth: &[f64],
+    spread: &[f64],
+    rows: usize,
+    round: fn(f64) -> f64,
+) -> Distance {
     let (mut largest, mut worst, mut squares) = (0.0f64, (0, 0.0, 0.0), 0.0);
     for (at, ((&got, &truth), &spread)) in got.iter().zip(truth).zip(spread).enumerate() {
         // Beyond the range of the type both are infinite.
-        let same =
-            got == truth || got.is_nan() && truth.is_nan() || got.is_infinite() && got == T::of_f64(truth).to_f64();
+        let same = got == truth || got.is_nan() && truth.is_nan() || got.is_infinite() && got == round(truth);
         let off = if same { 0.0 } else { (got - truth).abs() / spread };
         let off = if off.is_nan() { f64::INFINITY } else { off };
         squares += off * off;

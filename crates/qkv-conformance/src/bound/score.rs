@@ -3,7 +3,7 @@
 use super::{Parameter, Roundoff};
 use crate::case::{Case, Data};
 use qkv::reference::Reference;
-use qkv::{Element, Features, Inputs, Score, Tensor};
+use qkv::{Features, Inputs, Score, Tensor};
 
 /// A raw score of two rows: its value, its spread and its derivatives, written out for each score.
 pub enum RawScore {
@@ -36,10 +36,10 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    fn new<T: Element>(of: &Tensor<T, 4>, h: usize) -> Matrix {
+    fn new(of: &Tensor<f64, 4>, h: usize) -> Matrix {
         let [_, heads, r, c] = of.shape();
         let begin = (h % heads) * r * c;
-        Matrix { begin, columns: c, data: of.data()[begin..begin + r * c].iter().map(|x| x.to_f64()).collect() }
+        Matrix { begin, columns: c, data: of.data()[begin..begin + r * c].to_vec() }
     }
 
     fn at(&self, r: usize, c: usize) -> f64 {
@@ -49,14 +49,14 @@ impl Matrix {
 
 impl RawScore {
     /// The score of a case for one query head and its key head.
-    pub fn new<T: Element>(case: &Case, data: &Data<T>, h: usize, kh: usize) -> RawScore {
+    pub fn new(case: &Case, data: &Data<f64>, h: usize, kh: usize) -> RawScore {
         match case.attention.score {
             Score::Dot | Score::ScaledDot => RawScore::Dot,
             Score::General => RawScore::General(Matrix::new(data.w.as_ref().expect("general"), h)),
             Score::Additive => RawScore::Additive {
                 w_q: Matrix::new(data.w_q.as_ref().expect("additive"), h),
                 w_k: data.w_k.as_ref().map(|w| Matrix::new(w, kh)),
-                v: data.v_score.as_ref().expect("additive").iter().map(|x| x.to_f64()).collect(),
+                v: data.v_score.clone().expect("additive"),
             },
             Score::Cosine => RawScore::Cosine,
             Score::Distance => RawScore::Distance,

@@ -4,6 +4,7 @@ use crate::context::{column, rows, uneven};
 use qkv::reference::Reference;
 use qkv::{Attention, Bias, Element, Inputs, Mask, Select, Tensor, Upstream};
 use qkv_conformance::case::Case;
+use qkv_conformance::check::definition;
 use qkv_conformance::grid;
 use qkv_ranks::{Error, Number, Ranks, Shards, Way, run_in_process};
 use std::ops::Range;
@@ -91,9 +92,7 @@ where
             continue;
         }
         known += 1;
-        let reference = Reference::<f64>::exact();
-        let truth = reference.forward(&case.attention, inputs).unwrap();
-        let truth_back = reference.backward(&case.attention, inputs, &truth, upstream).unwrap();
+        let (truth, truth_back) = definition(case, &data.wide()).unwrap();
         let one = case.attention.forward(inputs).unwrap();
         let one_back = case.attention.backward(inputs, &one, upstream).unwrap();
         let (_, sharpest) = distance(truth.output.lse.data(), truth.output.lse.data());
