@@ -11,6 +11,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::{CString, c_char};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -180,27 +181,46 @@ impl EmulatedDriver {
         Ok(arguments.iter().zip(&sizes).map(copy).collect())
     }
 
+    /// Compiles a program, or takes what was compiled before of the same text: `QKV_EMULATED` names a folder that the
+    /// binaries of the tests share.
     fn compile(&self, source: &Source) -> Result<Arc<Loaded>> {
         let failed =
             |log: String| Error::Compile { program: source.name.clone(), architecture: "this CPU".into(), log };
         let io = |error: std::io::Error| failed(error.to_string());
+        let table: Vec<String> = source.kernels.iter().map(|name| format!("EMULATED_KERNEL({name})")).collect();
+        let text = format!("{EMULATION_HEADER}{}\nEMULATED_LAUNCH({})\n", source.text, table.join(", "));
+        let mut arguments = vec!["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off"];
+        arguments.extend(source.options.iter().map(String::as_str).filter(|option| option.starts_with("-D")));
         static FOLDERS: AtomicU64 = AtomicU64::new(0);
         let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
         let folder = env::temp_dir().join(format!("qkv-emulated-{}-{number}", std::process::id()));
-        fs::create_dir_all(&folder).map_err(io)?;
-        let (file, library) = (folder.join("kernel.cpp"), folder.join("kernel.so"));
-        let table: Vec<String> = source.kernels.iter().map(|name| format!("EMULATED_KERNEL({name})")).collect();
-        let text = format!("{EMULATION_HEADER}{}\nEMULATED_LAUNCH({})\n", source.text, table.join(", "));
-        fs::write(&file, text).map_err(io)?;
-        let mut command = Command::new(&self.compiler);
-        command.args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-o"]);
-        command.arg(&library).args(source.options.iter().filter(|option| option.starts_with("-D"))).arg(&file);
-        let out = command.output().map_err(io)?;
-        if !out.status.success() {
-            let log = String::from_utf8_lossy(&out.stderr);
-            return Err(failed(log.lines().take(12).collect::<Vec<_>>().join("\n")));
+        let (file, mut library) = (folder.join("kernel.cpp"), folder.join("kernel.so"));
+        let mut only_one = None;
+        if let Some(shared) = env::var_os("QKV_EMULATED").map(PathBuf::from) {
+            let mut hasher = DefaultHasher::new();
+            (&self.compiler, &text, &arguments).hash(&mut hasher);
+            library = shared.join(format!("{:016x}.so", hasher.finish()));
+            fs::create_dir_all(&shared).map_err(io)?;
+            // Whoever comes second waits for the first.
+            let lock = fs::File::create(library.with_extension("lock")).map_err(io)?;
+            lock.lock().map_err(io)?;
+            only_one = Some(lock);
         }
-        // SAFETY: it was just built from our source, and has no initializers but of its own statics.
+        if only_one.is_none() || !library.exists() {
+            fs::create_dir_all(&folder).map_err(io)?;
+            fs::write(&file, text).map_err(io)?;
+            // Under its name only once it is whole.
+            let unfinished = library.with_extension("part");
+            let mut command = Command::new(&self.compiler);
+            let out = command.args(arguments).arg("-o").arg(&unfinished).arg(&file).output().map_err(io)?;
+            if !out.status.success() {
+                let log = String::from_utf8_lossy(&out.stderr);
+                return Err(failed(log.lines().take(12).collect::<Vec<_>>().join("\n")));
+            }
+            fs::rename(unfinished, &library).map_err(io)?;
+        }
+        drop(only_one);
+        // SAFETY: it was built from our source, and has no initializers but of its own statics.
         let library = unsafe { Library::new(&library) }.map_err(|error| failed(error.to_string()))?;
         let _ = fs::remove_dir_all(&folder);
         Ok(Arc::new(Loaded(library, Mutex::new(()))))

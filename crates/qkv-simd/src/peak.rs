@@ -7,7 +7,7 @@ use crate::bf16_gemm::{self, Bf16Gemm, DEPTH, PackedA, PackedB, SIDE};
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
-use crate::number::Real;
+use crate::number::{Element, Real};
 use crate::product::Target;
 use half::bf16;
 use std::hint::black_box;

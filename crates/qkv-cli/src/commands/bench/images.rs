@@ -16,6 +16,7 @@ use qkv_nn::Machine;
 use qkv_simd::{Isa, peak};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::cell::LazyCell;
 
 const SCRIPT: &str = include_str!("images.py");
 /// Images of a pass.
@@ -44,7 +45,8 @@ struct Row {
 }
 
 pub(super) fn measure(args: &BenchArgs, threads: usize, print: Print<'_>) -> Result<(), Failure> {
-    let resnet = ResNet::drawn(1);
+    // Not before the other side has answered, if there is one.
+    let resnet = LazyCell::new(|| ResNet::drawn(1));
     let machine = Machine::new(threads);
     let points = (0..SIDE * SIDE * 3).map(|at| ((at * 2_654_435_761) >> 7) as u8).collect();
     let image = Image::new(SIDE, SIDE, 3, points)?;
@@ -61,6 +63,13 @@ pub(super) fn measure(args: &BenchArgs, threads: usize, print: Print<'_>) -> Res
         let (rounds, mut version) = (args.rounds(), None);
         for round in 0..rounds {
             progress.show(at, &format!("{batch} images, round {} of {rounds}", round + 1));
+            if let Some((path, _)) = &args.against {
+                let arguments = [batch.to_string(), threads.to_string(), args.seconds.to_string()];
+                let found: Theirs = python::ask(path, SCRIPT, &arguments)?;
+                row.theirs.push(found.timing);
+                version = Some(found.version);
+                pause();
+            }
             row.peak = row.peak.max(peak::fma::<f32>(Isa::best(), threads));
             let mut failed = None;
             row.ours.push(Timing::of(args.seconds, || {
@@ -70,13 +79,6 @@ pub(super) fn measure(args: &BenchArgs, threads: usize, print: Print<'_>) -> Res
             }));
             if let Some(error) = failed {
                 return Err(error.into());
-            }
-            if let Some((path, _)) = &args.against {
-                pause();
-                let arguments = [batch.to_string(), threads.to_string(), args.seconds.to_string()];
-                let found: Theirs = python::ask(path, SCRIPT, &arguments)?;
-                row.theirs.push(found.timing);
-                version = Some(found.version);
             }
         }
         progress.clear();
