@@ -20,7 +20,15 @@ const DOC_TESTS: &str = "test --workspace --doc --no-fail-fast";
 const AT_A_TIME: usize = 2;
 
 /// What runs longest, from the longest on: started first, so that no core is idle at the end.
-const LONGEST: [&str; 0] = [];
+const LONGEST: [&str; 7] = [
+    "-p qkv-cli --test cli",
+    "-p qkv-cuda --test gpu",
+    "-p qkv-models --test suite",
+    "-p qkv-ranks --test suite",
+    "test --workspace --doc",
+    "-p qkv-nn --test layers",
+    "-p qkv --test attention",
+];
 
 /// Some tests of a binary again, in another environment.
 pub struct Again {
