@@ -274,23 +274,6 @@ impl<T: Float> Elements<T> {
     }
 }
 
-/// The elements of a quantized matrix, by all threads of the CPU: not those of a pool, of which one may come here again
-/// while it waits.
-fn widened(matrix: &QuantizedMatrix) -> Vec<f32> {
-    let mut widened = vec![0.0; matrix.rows() * matrix.width()];
-    let each = matrix.rows().div_ceil(std::thread::available_parallelism().map_or(1, usize::from)).max(WIDENED_ALONE);
-    std::thread::scope(|scope| {
-        let mut parts = widened.chunks_mut(each * matrix.width()).enumerate();
-        let first = parts.next();
-        parts.for_each(|(at, rows)| drop(scope.spawn(move || matrix.widen(at * each, rows))));
-        first.into_iter().for_each(|(_, rows)| matrix.widen(0, rows));
-    });
-    widened
-}
-
-/// Rows that one thread widens before another is worth starting.
-const WIDENED_ALONE: usize = 256;
-
 impl<T: Float> Deref for Elements<T> {
     type Target = [T];
 
@@ -306,4 +289,21 @@ impl<T: Float> DerefMut for Elements<T> {
         let len = self.len;
         &mut self.host.get_mut().expect("just set")[..len]
     }
+}
+
+/// Rows that one thread widens before another is worth starting.
+const WIDENED_ALONE: usize = 256;
+
+/// The elements of a quantized matrix, by all threads of the CPU: not those of a pool, of which one may come here again
+/// while it waits.
+fn widened(matrix: &QuantizedMatrix) -> Vec<f32> {
+    let mut widened = vec![0.0; matrix.rows() * matrix.width()];
+    let each = matrix.rows().div_ceil(std::thread::available_parallelism().map_or(1, usize::from)).max(WIDENED_ALONE);
+    std::thread::scope(|scope| {
+        let mut parts = widened.chunks_mut(each * matrix.width()).enumerate();
+        let first = parts.next();
+        parts.for_each(|(at, rows)| drop(scope.spawn(move || matrix.widen(at * each, rows))));
+        first.into_iter().for_each(|(_, rows)| matrix.widen(0, rows));
+    });
+    widened
 }

@@ -1,14 +1,15 @@
 // Matrices in quantized blocks, as files have them: products of few rows, which read nothing else of a matrix, and rows
-// widened. A weight is scale · (code − zero) + least. Products multiply the codes as the whole numbers that they are, on
-// the tensor cores, exactly; the sum of a block is then scaled, in f32, as the block's scale is exact in f32, too. So a
-// product has no rounding of weights at all, and one of its sums, less than that of f32 weights.
+// widened. A weight is scale · (code − zero) + least. Products multiply the codes as the whole numbers that they are,
+// on the tensor cores, exactly; the sum of a block is then scaled, in f32, where a block's scale and least value are
+// exact. So weights are not rounded at all: the error of a product is that of its sums in f32, of 32 columns, of the
+// blocks of a warp and of eight warps, (44 + blocks) · 2⁻²⁴ of the sum of |x| · (|scale · code| + |least|).
 //
-// A matrix is a list of tiles of eight rows and 128 columns, those of the same rows one behind the other; what is beyond
-// the matrix has scales of 0. A warp has a tile in registers: lane 4g + t has the columns 16h + 4t … 16h + 4t + 3 of
-// row g, for h = 0 … 7. Its word w of the low bits has those of h = 2w and 2w + 1, of four bits each: the columns of a
-// pair are 16 bits apart. The bits above them are a second such list. Scales follow, those of eight rows side by side.
+// A matrix is a list of tiles of eight rows and 128 columns, those of the same rows one behind the other; what is
+// beyond the matrix has scales of 0. A warp has a tile in registers: lane 4g + t has the columns 16h + 4t … 16h + 4t + 3
+// of row g, for h = 0 … 7. Its word w of the low bits has those of h = 2w and 2w + 1, of four bits each: the columns of
+// a pair are 16 bits apart. The bits above them are a second such list. Scales follow, those of eight rows side by side.
 
-// How scales are stored: SCALE_RECORD words a row and tile.
+// How scales are stored: RECORD words a row and tile.
 #define PLAIN 0  // a half for each 32 columns
 #define LEAST 1  // two, the second is the least value
 #define SUPER 2  // two halves, the scale and minus the least value, times two bytes for each 32 columns
@@ -133,8 +134,8 @@ __device__ __forceinline__ void load_operands(const T* from, u32 (&to)[PIECES][2
     }
 }
 
-// sums += the product of the 16 rows of two tiles with eight rows of x, 128 columns: `x` is at those of this lane's row,
-// where it has one.
+// sums += the product of the 16 rows of two tiles with eight rows of x, 128 columns: `x` is at those of this lane's
+// row, where it has one.
 template <class Tile>
 __device__ __forceinline__ void add_tiles(const Tile& a, const Tile& b, const T* x, bool has_row, float (&sums)[4]) {
     constexpr u32 ONE = 0x3f803f80u;
@@ -176,27 +177,35 @@ struct BlocksMemory {
     Words staged[(STAGED + 8 * BLOCKS_PAD) * sizeof(T) / 16];
     float partial[8][16][8]; // (warp, output, row)
 };
+__shared__ BlocksMemory blocks_memory;
 
 // Tiles of each octet that a warp has on their way: with one, a product of 200 blocks has 3 MB of them, too few for an
 // H200's memory.
 #define AHEAD 2
 
-// What a product with blocks has of a matrix: eight of its rows, by their number.
+// What a product with blocks has of matrices: of each of two eight rows, by their number.
 struct Octets {
     const u32* w[2];
     int octet[2];
 };
 
+// Where the pair of outputs that a thread ends is turned: what it reads while it multiplies.
+struct PairAngle {
+    PairEnd end;
+    const u32* position;
+    const float *cosines, *sines;
+    int output;
+};
+
 // The products of 16 rows of matrices with at most eight rows of x, by a block of eight warps, which take turns in the
-// tiles of 128 columns: thread 8o + r, of 64, has those of rows o of both octets with row r of x. The order of a sum
-// depends on nothing but the width. `meanwhile` is called once the launches before are done.
-template <class Tile, class F>
-__device__ __forceinline__ void octet_products(BlocksMemory& memory, const T* x, const RowNorm& norm,
-                                               const Octets& octets, u32 rows, int inner, float (&found)[2],
-                                               F meanwhile) {
+// tiles of 128 columns: thread 8o + r, of 64, gets those of rows o of both octets with row r of x. The order of a sum
+// depends on nothing but the width. No part of the kernels that call it, so that it is compiled once for each format.
+template <class Tile>
+__device__ __noinline__ float2 octet_products(const T* x, const RowNorm& norm, const Octets& octets, u32 rows,
+                                              int inner, PairAngle* angle) {
     constexpr int COLUMNS = 128;
     launch_dependents();
-    T* staged = (T*)memory.staged;
+    T* staged = (T*)blocks_memory.staged;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int tiles = (inner + COLUMNS - 1) / COLUMNS, tile = warp;
     const u32* from[2];
@@ -210,8 +219,9 @@ __device__ __forceinline__ void octet_products(BlocksMemory& memory, const T* x,
         ahead[at][0].load(from[0] + 8 * at * Tile::WORDS);
         ahead[at][1].load(from[1] + 8 * at * Tile::WORDS);
     }
+    RowNorm by = norm;
     wait_on_dependency();
-    meanwhile();
+    if (angle) angle->end.prepare(*angle->position, angle->cosines, angle->sines, angle->output);
     int columns = rows > 4 ? STAGED / 8 : rows > 2 ? STAGED / 4 : rows > 1 ? STAGED / 2 : STAGED;
     float sums[4] = {};
     for (int base = 0; base < inner; base += columns) {
@@ -225,10 +235,10 @@ __device__ __forceinline__ void octet_products(BlocksMemory& memory, const T* x,
             *(Eight*)(staged + row * stride + col) = eight;
         }
         __syncthreads();
-        if (norm.gain) {
+        if (by.gain) {
             T* row = staged + warp * stride;
-            if (warp < int(rows) && norm.bias) normalize_row<true>(row, row, norm.gain, norm.bias, inner, norm.epsilon);
-            if (warp < int(rows) && !norm.bias) normalize_row<false>(row, row, norm.gain, norm.bias, inner, norm.epsilon);
+            if (warp < int(rows) && by.bias) normalize_row<true>(row, row, by.gain, by.bias, inner, by.epsilon);
+            if (warp < int(rows) && !by.bias) normalize_row<false>(row, row, by.gain, by.bias, inner, by.epsilon);
             __syncthreads();
         }
         for (; tile < (base + padded) / COLUMNS; tile += 8) {
@@ -243,30 +253,38 @@ __device__ __forceinline__ void octet_products(BlocksMemory& memory, const T* x,
             add_tiles(a, b, staged + g * stride + tile * COLUMNS - base + 4 * t, g < int(rows), sums);
         }
     }
+    auto& partial = blocks_memory.partial;
 #pragma unroll
-    for (int at = 0; at < 4; at++) memory.partial[warp][g + at / 2 * 8][2 * t + at % 2] = sums[at];
+    for (int at = 0; at < 4; at++) partial[warp][g + at / 2 * 8][2 * t + at % 2] = sums[at];
     __syncthreads();
-    if (threadIdx.x >= 64) return;
+    float found[2] = {};
+    int output = threadIdx.x / 8 % 8, row = threadIdx.x % 8;
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
-        found[m] = 0.0f;
-#pragma unroll
-        for (int part = 0; part < 8; part++) found[m] += memory.partial[part][threadIdx.x / 8 + 8 * m][threadIdx.x % 8];
+    for (int part = 0; part < 8; part++) {
+        found[0] += partial[part][output][row];
+        found[1] += partial[part][output + 8][row];
     }
+    return make_float2(found[0], found[1]);
 }
 
-// Calls `body` with the tile of a format: the number of a format is its place here, and in `blocks.rs`.
-template <class F> __device__ __forceinline__ void with_format(u32 format, F body) {
+// Calls the products of a format. Its number is its place here, and in `blocks.rs`.
+template <class F> __device__ __forceinline__ auto with_format(u32 format, F body) {
     switch (format) {
-    case 0: return body(BlockTile<0, PLAIN>());  // Q4_0
-    case 1: return body(BlockTile<0, LEAST>());  // Q4_1
-    case 2: return body(BlockTile<2, PLAIN>());  // Q5_0
-    case 3: return body(BlockTile<2, LEAST>());  // Q5_1
-    case 4: return body(BlockTile<4, PLAIN>());  // Q8_0
-    case 5: return body(BlockTile<0, SUPER>());  // Q4_K
-    case 6: return body(BlockTile<2, SUPER>());  // Q5_K
-    case 7: return body(BlockTile<2, HALVES>()); // Q6_K
+    case 0: return body(BlockTile<0, PLAIN>());   // Q4_0
+    case 1: return body(BlockTile<0, LEAST>());   // Q4_1
+    case 2: return body(BlockTile<2, PLAIN>());   // Q5_0
+    case 3: return body(BlockTile<2, LEAST>());   // Q5_1
+    case 4: return body(BlockTile<4, PLAIN>());   // Q8_0
+    case 5: return body(BlockTile<0, SUPER>());   // Q4_K
+    case 6: return body(BlockTile<2, SUPER>());   // Q5_K
+    default: return body(BlockTile<2, HALVES>()); // Q6_K
     }
+}
+__device__ __forceinline__ float2 products_of(u32 format, const T* x, const RowNorm& norm, const Octets& octets,
+                                              u32 rows, int inner, PairAngle* angle = nullptr) {
+    return with_format(format, [&](auto tile) {
+        return octet_products<decltype(tile)>(x, norm, octets, rows, inner, angle);
+    });
 }
 
 // As `few_rows`, for any number of rows: a block for 16 outputs of eight rows of x.
@@ -274,7 +292,6 @@ extern "C" __global__ void few_rows_blocks(const T* x, const float* gain, const 
                                            const u32* w1, const u32* w2, const T* b0, const T* b1, const T* b2, T* y0,
                                            T* y1, T* y2, const T* residual, u32 rows, int inner, int o0, int o1, int o2,
                                            u32 f0, u32 f1, u32 f2, float epsilon) {
-    __shared__ BlocksMemory memory;
     // Blocks that read the same weights run side by side.
     u32 groups = (rows + 7) / 8, first = blockIdx.x % groups * 8, here = rows - first < 8 ? rows - first : 8;
     int strip = blockIdx.x / groups, which = 0;
@@ -284,36 +301,28 @@ extern "C" __global__ void few_rows_blocks(const T* x, const float* gain, const 
     const u32* w = which == 0 ? w0 : which == 1 ? w1 : w2;
     // Where there is no second octet, the first one twice.
     Octets octets = {{w, w}, {2 * strip, 16 * strip + 8 < across ? 2 * strip + 1 : 2 * strip}};
-    float found[2];
-    with_format(which == 0 ? f0 : which == 1 ? f1 : f2, [&](auto tile) {
-        octet_products<decltype(tile)>(memory, x + u64(first) * inner, {gain, shift, epsilon}, octets, here, inner, found,
-                                       [] {});
-    });
+    u32 format = which == 0 ? f0 : which == 1 ? f1 : f2;
+    float2 found = products_of(format, x + u64(first) * inner, {gain, shift, epsilon}, octets, here, inner);
     u32 row = first + threadIdx.x % 8;
     if (threadIdx.x >= 64 || row >= rows) return;
     const T* added = which == 0 ? b0 : which == 1 ? b1 : b2;
     T* y = which == 0 ? y0 : which == 1 ? y1 : y2;
-#pragma unroll
-    for (int m = 0; m < 2; m++) {
-        int output = 16 * strip + 8 * m + threadIdx.x / 8;
-        if (output < across) end_output(found[m], added, residual, y, row, output, across);
-    }
+    int output = 16 * strip + threadIdx.x / 8;
+    if (output < across) end_output(found.x, added, residual, y, row, output, across);
+    if (output + 8 < across) end_output(found.y, added, residual, y, row, output + 8, across);
 }
 
 // As `few_rows_gated`, with two matrices of one format.
 extern "C" __global__ void few_rows_blocks_gated(const T* x, const float* gain, const float* shift, const u32* w0,
                                                  const u32* w1, const T* b0, const T* b1, T* y, u32 rows, int inner,
                                                  int outputs, u32 format, int of, float epsilon) {
-    __shared__ BlocksMemory memory;
     u32 groups = (rows + 7) / 8, first = blockIdx.x % groups * 8, here = rows - first < 8 ? rows - first : 8;
     int octet = blockIdx.x / groups, output = 8 * octet + threadIdx.x / 8;
-    float found[2];
-    with_format(format, [&](auto tile) {
-        octet_products<decltype(tile)>(memory, x + u64(first) * inner, {gain, shift, epsilon}, {{w0, w1}, {octet, octet}},
-                                       here, inner, found, [] {});
-    });
+    Octets octets = {{w0, w1}, {octet, octet}};
+    float2 found = products_of(format, x + u64(first) * inner, {gain, shift, epsilon}, octets, here, inner);
     u32 row = first + threadIdx.x % 8;
-    if (threadIdx.x < 64 && row < rows && output < outputs) end_gated(found, {b0, b1}, y, row, output, outputs, of);
+    if (threadIdx.x >= 64 || row >= rows || output >= outputs) return;
+    end_gated({found.x, found.y}, {b0, b1}, y, row, output, outputs, of);
 }
 
 // As `few_rows_appended`, with outputs that are multiples of 16 and, where there is one, such a half of a head's width.
@@ -321,7 +330,6 @@ extern "C" __global__ void few_rows_blocks_appended(
     const T* x, const float* gain, const float* shift, const u32* w0, const u32* w1, const u32* w2, const T* b0,
     const T* b1, const T* b2, T* q, T* keys, T* values, const float* cosines, const float* sines, const u32* positions,
     u32 rows, u32 room, u32 half, int inner, int o0, int o1, int o2, u32 f0, u32 f1, u32 f2, float epsilon) {
-    __shared__ BlocksMemory memory;
     int strip = blockIdx.x, which = 0;
     if (strip >= o0 / 16) strip -= o0 / 16, which = 1;
     if (which == 1 && strip >= o1 / 16) strip -= o1 / 16, which = 2;
@@ -330,21 +338,16 @@ extern "C" __global__ void few_rows_blocks_appended(
     bool turns = which < 2 && half > 0;
     // Octets of which two rows are turned together, of values and where nothing is turned two neighbors.
     int apart = turns ? int(half) / 8 : 1, octet = strip / apart * 2 * apart + strip % apart;
-    PairEnd end = {turns, int(half)};
-    u32 row = threadIdx.x % 8;
-    int output = 8 * octet + threadIdx.x / 8;
-    bool ends_row = threadIdx.x < 64 && row < rows;
-    float found[2];
-    with_format(which == 0 ? f0 : which == 1 ? f1 : f2, [&](auto tile) {
-        octet_products<decltype(tile)>(memory, x, {gain, shift, epsilon}, {{w, w}, {octet, octet + apart}}, rows, inner,
-                                       found, [&] {
-                                           if (ends_row) end.prepare(positions[row], cosines, sines, output);
-                                       });
-    });
-    if (!ends_row) return;
+    u32 row = threadIdx.x % 8, format = which == 0 ? f0 : which == 1 ? f1 : f2;
+    int output = 8 * octet + threadIdx.x / 8 % 8;
+    PairAngle angle = {{turns, int(half)}, positions + (row < rows ? row : 0), cosines, sines, output};
+    Octets octets = {{w, w}, {octet, octet + apart}};
+    float2 found = products_of(format, x, {gain, shift, epsilon}, octets, rows, inner, &angle);
+    if (threadIdx.x >= 64 || row >= rows) return;
     const T* added = which == 0 ? b0 : which == 1 ? b1 : b2;
-    T* to = (which == 0 ? q : which == 1 ? keys : values) + (which == 0 ? u64(row) : u64(row) * room + end.position) * across;
-    end.store(found[0], found[1], added, to, output, 8 * apart);
+    T* to = which == 0 ? q : which == 1 ? keys : values;
+    to += (which == 0 ? u64(row) : u64(row) * room + angle.end.position) * across;
+    angle.end.store(found.x, found.y, added, to, output, 8 * apart);
 }
 
 // y[r] = scale · W[ids[r]] + positions[start + r mod length], as `embedding`; row r of W where there are no ids.

@@ -190,8 +190,8 @@ impl<T: Float> Tape<'_, T> {
         self.is_inference() && !adapted && x.value.rows() <= FEW_ROWS
     }
 
-    /// A matrix for a product on a device: what is trained, or has adapters that are, is multiplied as its gradient will
-    /// be.
+    /// A matrix for a product on a device: what is trained, or has adapters that are, is multiplied as its gradient
+    /// will be.
     fn product_matrix(&self, operations: &Operations, w: Param) -> DeviceMatrix {
         match self.is_inference() {
             true => self.parameters.device_matrix(w, operations),

@@ -61,8 +61,8 @@ impl Pass for WidenRows<'_> {
 }
 
 impl QuantizedMatrix {
-    /// The codes of a block less their zero, where `pack_codes` put them: with fewer than 8 bits, a line has eight codes
-    /// of a row in a word of 32 bits, two neighbors 16 bits apart.
+    /// The codes of a block less their zero, where `pack_codes` put them: with fewer than 8 bits, a line has eight
+    /// codes of a row in a word of 32 bits, two neighbors 16 bits apart.
     #[inline(always)]
     fn codes<const BITS: u32>(&self, row: usize, block: usize) -> [f32; BLOCK] {
         let (group, r, blocks) = (row / GROUP, row % GROUP, self.width / BLOCK);
