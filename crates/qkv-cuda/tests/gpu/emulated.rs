@@ -1,10 +1,12 @@
 //! The general kernels without a GPU: the same sources, compiled as C++ with a fiber per thread, against the
-//! definition. Every mask in every type, at sizes of two query tiles and three key tiles; of the other groups a sample
-//! in one or two types. `QKV_EVERY_CASE=1` runs all cases in all types at full size, which takes minutes.
+//! definition. Every mask in every type, at sizes of two query tiles and three key tiles, in the narrow types over what
+//! `QKV_SAMPLE` draws; of the other groups some in one or two types. `QKV_EVERY_CASE=1` runs all cases in all types at
+//! full size, which takes minutes.
 
 use crate::engine::{self, DeviceEngine, TYPES, holds};
 use qkv_conformance::case::Case;
 use qkv_conformance::grid;
+use qkv_conformance::sample::Sample;
 use qkv_cuda::Cuda;
 use std::io::Write;
 
@@ -34,6 +36,12 @@ fn smaller(mut cases: Vec<Case>) -> Vec<Case> {
     cases
 }
 
+/// The cases that a sample keeps: all of them, unless the run asks for a part.
+fn drawn(cases: Vec<Case>) -> Vec<Case> {
+    let sample = if every_case() { Sample::ALL } else { Sample::from_env() };
+    sample.draw(cases, |case| &case.name)
+}
+
 #[test]
 fn odd_shapes_hold() {
     group(grid::shapes(), 3, "f32", false);
@@ -56,12 +64,12 @@ fn every_mask_holds_at_every_place_in_f32() {
 
 #[test]
 fn every_mask_holds_at_every_place_in_bf16() {
-    group(smaller(grid::masks()), 1, "bf16", false);
+    group(drawn(smaller(grid::masks())), 1, "bf16", false);
 }
 
 #[test]
 fn every_mask_holds_at_every_place_in_f16() {
-    group(smaller(grid::masks()), 1, "f16", false);
+    group(drawn(smaller(grid::masks())), 1, "f16", false);
 }
 
 /// Sequences that one block computes whole, with lengths below, at and above a tile of 16 and a head of keys for each
@@ -78,7 +86,7 @@ fn short(mut cases: Vec<Case>) -> Vec<Case> {
 
 #[test]
 fn every_mask_holds_for_short_sequences() {
-    group(short(grid::masks()), 1, "bf16,f16", false);
+    group(drawn(short(grid::masks())), 1, "bf16,f16", false);
 }
 
 #[test]
@@ -87,7 +95,7 @@ fn dropout_holds_for_short_sequences() {
     for case in &mut cases {
         case.attention = case.attention.clone().dropout(0.3);
     }
-    group(cases, 3, "bf16,f16", false);
+    group(drawn(cases), 3, "bf16,f16", false);
 }
 
 #[test]

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 /// The number of steps, which asks for every number of ranks.
 const STEPS: &str = "QKV_RANK_HASHES";
 
-/// What differs from the recipes: a micro-batch a step for each of the most ranks, small ones, and when the run looks at
-/// itself. Models, tokenizers, optimizers and precision are the recipes' own.
+/// What differs from the recipes: a micro-batch a step for each of the most ranks, small ones, and when the run looks
+/// at itself. Models, tokenizers, optimizers and precision are the recipes' own.
 const SHORTER: &str = "--set train.tokens=256 --set train.validate_sentences=5";
 
 /// The recipes, with the data that stands for what they ask for: of the movie reviews, some that are made up here.
