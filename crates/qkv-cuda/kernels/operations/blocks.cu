@@ -199,7 +199,7 @@ struct PairAngle {
 
 // The products of 16 rows of matrices with at most eight rows of x, by a block of eight warps, which take turns in the
 // tiles of 128 columns: thread 8o + r, of 64, gets those of rows o of both octets with row r of x. The order of a sum
-// depends on nothing but the width. No part of the kernels that call it, so that it is compiled once for each format.
+// depends on nothing but the width. A function of its own, so that it is optimized once for each format.
 template <class Tile>
 __device__ __noinline__ float2 octet_products(const T* x, const RowNorm& norm, const Octets& octets, u32 rows,
                                               int inner, PairAngle* angle) {
