@@ -1,7 +1,7 @@
 //! Memory of large vectors that were dropped, kept for the next ones of about their size.
 //!
-//! An allocator returns large blocks to the operating system, which clears their pages and maps them again one by one at
-//! the next call: for results of some megabytes that takes as long as a few threads need to compute them.
+//! An allocator returns large blocks to the operating system, which clears their pages and maps them again one by one
+//! at the next call: for results of some megabytes that takes as long as a few threads need to compute them.
 
 use std::alloc::Layout;
 use std::collections::VecDeque;

@@ -173,8 +173,8 @@ impl<A: Real> Kernel<A> for Product<'_, A> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(mut self) {
-        // A few panels of B against all rows, so that they stay in the first-level cache while A is streamed. The panels
-        // are divided evenly: five as three and two, because a tile of one panel waits for its sums or its loads.
+        // A few panels of B against all rows, so that they stay in the first-level cache while A is streamed. The
+        // panels are divided evenly: five as three and two, because a tile of one waits for its sums or its loads.
         // SAFETY: `product` checked that every row, panel and step below lies inside its slice; the caller guarantees
         // the instruction set.
         unsafe {
