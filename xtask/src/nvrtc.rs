@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 /// Where it is installed.
 const FOLDER: &str = "target/nvrtc";
 
-/// The package, and the major version whose compiler knows every architecture that the kernels name.
-const PACKAGE: &str = "nvidia-cuda-nvrtc>=13,<14";
+/// The package, in the oldest version whose compiler knows every architecture that the kernels name: newer ones take more.
+const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.*";
 
 /// Python interpreters, in the order in which they are tried.
 const PYTHONS: [&str; 2] = ["python3", "python"];

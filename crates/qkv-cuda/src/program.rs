@@ -336,6 +336,8 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
         text: files.concat(),
         options: vec![
             "-std=c++17".into(),
+            // NVRTC 13.0 takes generic lambdas for functions of the host otherwise.
+            "-default-device".into(),
             format!("-DELEMENT={}", element(dtype)),
             format!("-DMOST_HIGHEST={MOST_HIGHEST}"),
             format!("-DSTAGED={STAGED}"),
