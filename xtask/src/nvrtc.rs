@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 /// Where it is installed.
 const FOLDER: &str = "target/nvrtc";
 
-/// The package, in the oldest version whose compiler knows every architecture that the kernels name: newer ones take more.
+/// The package, in the oldest version whose compiler knows every architecture that the kernels name: newer ones take
+/// more.
 const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.*";
 
 /// Python interpreters, in the order in which they are tried.

@@ -2,8 +2,8 @@
 //! [`Array`]s in device memory.
 //!
 //! Activations are bf16, or f32 where that is asked for; parameters, gradients and every sum are f32. All work is on
-//! one stream, in order, whichever thread puts it there: memory that is dropped may be taken again at once. Sums have one order, so results have the
-//! same bits from run to run.
+//! one stream, in order, whichever thread puts it there: memory that is dropped may be taken again at once. Sums have
+//! one order, so results have the same bits from run to run.
 //!
 //! A failure (no memory, a lost device) is remembered and reported by [`Operations::check`]; until then what follows is
 //! skipped. So operations do not return errors, as work that was enqueued could not either.

@@ -1,5 +1,5 @@
-//! The folder of a model whose tensors have their own names: `config.json`, `model.safetensors` and, where the model reads
-//! text, its tokenizer. The kinds that no other library knows share it. Models that generate text are in
+//! The folder of a model whose tensors have their own names: `config.json`, `model.safetensors` and, where the model
+//! reads text, its tokenizer. The kinds that no other library knows share it. Models that generate text are in
 //! [`checkpoint`](crate::checkpoint).
 
 use crate::checkpoint::{Blank, write_tokenizer};
@@ -24,8 +24,8 @@ pub(crate) struct OwnFolder<C, N> {
 }
 
 impl<C, N> OwnFolder<C, N> {
-    /// Opens a folder. `config_of` takes the sizes of the expected kind, `build` makes the network of them and the size of
-    /// the vocabulary.
+    /// Opens a folder. `config_of` takes the sizes of the expected kind, `build` makes the network of them and the size
+    /// of the vocabulary.
     ///
     /// # Errors
     /// Where a file is missing or malformed, or the model is of another kind.

@@ -232,8 +232,9 @@ impl Bf16Gemm {
         let blocks = panels.end.saturating_mul(b.chunks);
         assert!(chunks.end <= b.chunks && b.data.len() >= blocks.saturating_mul(BLOCK), "B is too short");
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: every row, panel and chunk lies inside its slice, as just checked, and those of C inside their memory,
-        // as the caller guarantees; `self` exists only where the CPU has the instructions, and AMX tiles are configured on this thread, which `self` cannot leave.
+        // SAFETY: every row, panel and chunk lies inside its slice, as just checked, and those of C inside their
+        // memory, as the caller guarantees; `self` exists only where the CPU has the instructions, and AMX tiles are
+        // configured on this thread, which `self` cannot leave.
         unsafe {
             match self.unit {
                 Unit::Amx(_) => x86::amx(c, a, b, rows, panels, chunks),
@@ -408,8 +409,8 @@ impl Bf16Gemm {
         }
     }
 
-    /// Packs up to [`SIDE`] rows of `A`, rounded, at distance `pitch`: zeros from their end to whole chunks, and for the
-    /// rows that are missing.
+    /// Packs up to [`SIDE`] rows of `A`, rounded, at distance `pitch`: zeros from their end to whole chunks, and for
+    /// the rows that are missing.
     ///
     /// # Panics
     /// If there are more rows, or there is too little memory.

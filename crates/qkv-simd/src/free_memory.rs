@@ -1,8 +1,8 @@
 //! Memory that was freed and that the allocator keeps.
 //!
-//! A model that is read leaves holes: each tensor as it was in the file, and matrices that were widened before they were
-//! rounded to fewer bits. glibc keeps them for later allocations, which may not fit, so that a process can hold hundreds
-//! of megabytes that it does not use. Other allocators give large blocks back by themselves.
+//! A model that is read leaves holes: each tensor as it was in the file, and matrices that were widened before they
+//! were rounded to fewer bits. glibc keeps them for later allocations, which may not fit, so that a process can hold
+//! hundreds of megabytes that it does not use. Other allocators give large blocks back by themselves.
 
 /// Gives free memory back to the operating system. It takes milliseconds: call it after a model is read, not in a loop.
 ///

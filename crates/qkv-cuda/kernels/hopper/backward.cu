@@ -10,8 +10,8 @@
 // global memory, in whatever order they come.
 //
 // The result is still deterministic, because dQ is added in fixed point: each row has a power-of-two scale from
-// preprocessing, from a bound of what it can be (dq_scale.cuh): a unit of 2^−30 of that never overflows, and is 2^−20 of
-// the error of rounding a single weight to 16 bits. FREE_ORDER adds floats instead.
+// preprocessing, from a bound of what it can be (dq_scale.cuh): a unit of 2^−30 of that never overflows, and is 2^−20
+// of the error of rounding a single weight to 16 bits. FREE_ORDER adds floats instead.
 #ifndef ADD_TO_DESCRIPTOR
 #define ADD_TO_DESCRIPTOR 1
 #endif

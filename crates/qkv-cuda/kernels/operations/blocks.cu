@@ -5,9 +5,10 @@
 // blocks of a warp and of eight warps, (44 + blocks) · 2⁻²⁴ of the sum of |x| · (|scale · code| + |least|).
 //
 // A matrix is a list of tiles of eight rows and 128 columns, those of the same rows one behind the other; what is
-// beyond the matrix has scales of 0. A warp has a tile in registers: lane 4g + t has the columns 16h + 4t … 16h + 4t + 3
-// of row g, for h = 0 … 7. Its word w of the low bits has those of h = 2w and 2w + 1, of four bits each: the columns of
-// a pair are 16 bits apart. The bits above them are a second such list. Scales follow, those of eight rows side by side.
+// beyond the matrix has scales of 0. A warp has a tile in registers: lane 4g + t has the columns 16h + 4t … 16h + 4t +
+// 3 of row g, for h = 0 … 7. Its word w of the low bits has those of h = 2w and 2w + 1, of four bits each: the columns
+// of a pair are 16 bits apart. The bits above them are a second such list. Scales follow, those of eight rows side by
+// side.
 
 // How scales are stored: RECORD words a row and tile.
 #define PLAIN 0  // a half for each 32 columns

@@ -1,5 +1,6 @@
 //! The fixed point in which Hopper's kernels sum dQ, on the CPU: the scale of a row as the kernels' own header computes
-//! it, compiled as C++, and the roundings that the kernels make from the gradients of scores on, held to the definition.
+//! it, compiled as C++, and the roundings that the kernels make from the gradients of scores on, held to the
+//! definition.
 
 use super::schedule_tests::library;
 use half::{bf16, f16};
@@ -78,8 +79,8 @@ fn sum_of_parts<T: Element<Acc = f32>>(
     d_q
 }
 
-/// Two cases in which some query sees one or two keys that are nearly 0 in some column, with a sink or a gradient of the
-/// log-sum-exp, so that its own gradient is not 0.
+/// Two cases in which some query sees one or two keys that are nearly 0 in some column, with a sink or a gradient of
+/// the log-sum-exp, so that its own gradient is not 0.
 fn of_few_keys() -> [Case; 2] {
     let sizes = Sizes::new(200, 150, 256).heads(2, 2, 1);
     let causal = || Attention::scaled_dot().mask(Mask::causal());

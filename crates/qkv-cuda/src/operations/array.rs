@@ -61,8 +61,8 @@ struct MemoryState {
     recorded: Option<RecordedBlocks>,
 }
 
-/// While a graph is recorded: the thread that does it, and blocks that the graph has used, and may use again. They count
-/// as used.
+/// While a graph is recorded: the thread that does it, and blocks that the graph has used, and may use again. They
+/// count as used.
 #[derive(Debug)]
 struct RecordedBlocks {
     thread: u64,

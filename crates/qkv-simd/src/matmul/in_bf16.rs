@@ -121,9 +121,9 @@ pub fn matmul_bf16(
     true
 }
 
-/// In which order blocks of rows and of panels are multiplied: along the longer side, [`TOGETHER`] blocks of it with all
-/// blocks of the other side, then the next. Threads that begin together pack different blocks, and few of them at a time
-/// are read again.
+/// In which order blocks of rows and of panels are multiplied: along the longer side, [`TOGETHER`] blocks of it with
+/// all blocks of the other side, then the next. Threads that begin together pack different blocks, and few of them at a
+/// time are read again.
 struct TaskOrder {
     down: usize,
     across: usize,
