@@ -7,7 +7,7 @@ mod small_copy;
 use crate::cache::{Cache, Key};
 use crate::cublas::CublasLt;
 use crate::device::{Device, Stream};
-use crate::driver::{Driver, Kernel, Module, PendingCopy, Source, TensorMap};
+use crate::driver::{Driver, Kernel, MAX_ARGUMENTS, Module, PendingCopy, Source, TensorMap};
 use crate::error::{Error, Result};
 use crate::libcuda::{
     CAPTURE_RELAXED, Code, LaunchAttribute, LaunchConfig, LibCuda, MAX_DYNAMIC_SHARED_BYTES, NO_DEVICE,
@@ -23,9 +23,6 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-/// The most arguments a kernel takes.
-const MAX_ARGUMENTS: usize = 24;
 
 /// A GPU of this machine.
 #[derive(Debug)]

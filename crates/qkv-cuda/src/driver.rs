@@ -57,6 +57,9 @@ pub(crate) trait PendingCopy: Send + Sync + Debug {
     fn take(self: Box<Self>) -> Result<Vec<u8>>;
 }
 
+/// The most arguments a kernel takes.
+pub(crate) const MAX_ARGUMENTS: usize = 32;
+
 pub(crate) trait Driver: Send + Sync + Debug {
     fn device(&self) -> &Device;
     fn allocate(&self, bytes: usize) -> Result<u64>;

@@ -2,7 +2,7 @@
 //! thread into a fiber. For tests on machines without a GPU. TMA and Hopper's kernels are not emulated.
 
 use crate::device::{Device, Stream};
-use crate::driver::{Driver, Kernel, Module, PendingCopy, Source, TensorMap, check_later};
+use crate::driver::{Driver, Kernel, MAX_ARGUMENTS, Module, PendingCopy, Source, TensorMap, check_later};
 use crate::error::{Error, Result};
 use crate::matmul::Matmul;
 use crate::program::EMULATION_HEADER;
@@ -73,8 +73,6 @@ impl PendingCopy for Copied {
 
 type Launch = unsafe extern "C" fn(*const c_char, *const u32, u32, *const *const u8) -> i32;
 type Sizes = unsafe extern "C" fn(*const c_char, *mut u32) -> i32;
-/// More arguments than any kernel has.
-const MAX_ARGUMENTS: usize = 64;
 
 impl EmulatedDriver {
     /// With the compiler that `CXX` names, or `c++`.
@@ -372,6 +370,8 @@ impl Driver for EmulatedDriver {
     }
 
     unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 2], stream: Stream, arguments: &[*const u8]) -> Result<()> {
+        // What a real device refuses is refused here, too.
+        assert!(arguments.len() <= MAX_ARGUMENTS, "`{}` takes {} arguments", kernel.name, arguments.len());
         if !self.is_capturing(stream)? {
             // SAFETY: as the caller promises.
             return unsafe { self.run_kernel(kernel, grid, arguments) };

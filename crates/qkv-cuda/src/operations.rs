@@ -55,7 +55,7 @@ pub use rows::RowSums;
 pub use training::{OptimizerTable, ParameterArrays, StepFactors, logits_stride};
 
 use crate::device::Stream;
-use crate::driver::{Driver, Kernel};
+use crate::driver::{Driver, Kernel, Source};
 use crate::error::{Error, Result};
 use crate::memory::Dtype;
 use crate::program;
@@ -80,6 +80,8 @@ struct Shared {
     /// Of activations.
     dtype: Dtype,
     kernels: HashMap<&'static str, Kernel>,
+    /// Those that few models need, compiled on first use.
+    block_kernels: OnceLock<Result<HashMap<&'static str, Kernel>>>,
     memory: Arc<DeviceMemory>,
     failed: OnceLock<Error>,
     /// By the bits of their elements.
@@ -103,10 +105,7 @@ const MAX_PLANS: usize = 256;
 impl Cuda {
     /// The operations of models on this device, with activations in bf16 or f32.
     pub fn operations(&self, dtype: Dtype) -> Result<Operations> {
-        let source = program::operations(dtype);
-        let module = self.driver.module(&source)?;
-        let kernel = |&name: &&'static str| Ok((name, self.driver.kernel(&module, name, launch::threads(name), 0)?));
-        let kernels = source.kernels.iter().map(kernel).collect::<Result<_>>()?;
+        let kernels = self.kernels_of(&program::operations(dtype))?;
         let memory = Arc::new(DeviceMemory::new(&self.driver));
         let (cuda, stream) = (self.clone(), self.driver.new_stream()?);
         let recorder = Recorder::new(self.driver.new_recording_stream()?);
@@ -118,6 +117,7 @@ impl Cuda {
                 stream,
                 dtype,
                 kernels,
+                block_kernels: OnceLock::new(),
                 memory,
                 failed,
                 constants,
@@ -127,6 +127,14 @@ impl Cuda {
                 recorder,
             }),
         })
+    }
+}
+
+impl Cuda {
+    fn kernels_of(&self, source: &Source) -> Result<HashMap<&'static str, Kernel>> {
+        let module = self.driver.module(source)?;
+        let kernel = |&name: &&'static str| Ok((name, self.driver.kernel(&module, name, launch::threads(name), 0)?));
+        source.kernels.iter().map(kernel).collect()
     }
 }
 
@@ -174,6 +182,16 @@ impl Operations {
 
     fn driver(&self) -> &Arc<dyn Driver> {
         &self.shared.cuda.driver
+    }
+
+    /// A kernel by its name; an error where it is compiled now and that fails.
+    fn kernel(&self, name: &str) -> Result<&Kernel> {
+        let Shared { cuda, dtype, kernels, block_kernels, .. } = &*self.shared;
+        if let Some(kernel) = kernels.get(name) {
+            return Ok(kernel);
+        }
+        let found = block_kernels.get_or_init(|| cuda.kernels_of(&program::block_operations(*dtype)));
+        found.as_ref().map(|kernels| &kernels[name]).map_err(Clone::clone)
     }
 
     /// Remembers a failure, if it is the first.

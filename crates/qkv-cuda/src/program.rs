@@ -317,11 +317,12 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
         kernel!("general/element.cuh"),
         kernel!("general/philox.cuh"),
         kernel!("operations/common.cuh"),
+        kernel!("operations/activations.cuh"),
+        kernel!("operations/few_rows.cuh"),
         kernel!("operations/elementwise.cu"),
         kernel!("operations/norm.cu"),
         kernel!("operations/rows.cu"),
         kernel!("operations/decoding.cu"),
-        kernel!("operations/blocks.cu"),
         kernel!("operations/logits.cu"),
         kernel!("operations/loss.cu"),
         kernel!("operations/speech.cu"),
@@ -330,20 +331,38 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
         kernel!("operations/images.cu"),
         kernel!("operations/optimizer.cu"),
     ];
+    let limits = [format!("-DMOST_HIGHEST={MOST_HIGHEST}"), format!("-DSTAGED={STAGED}")];
     Source {
         name: format!("operations of models {dtype}"),
         cache_prefix: "operations",
         text: files.concat(),
-        options: vec![
-            "-std=c++17".into(),
-            // NVRTC 13.0 takes generic lambdas for functions of the host otherwise.
-            "-default-device".into(),
-            format!("-DELEMENT={}", element(dtype)),
-            format!("-DMOST_HIGHEST={MOST_HIGHEST}"),
-            format!("-DSTAGED={STAGED}"),
-        ],
+        options: operation_options(dtype).into_iter().chain(limits).collect(),
         kernels: OPERATIONS,
     }
+}
+
+/// The operations on matrices in quantized blocks, which are compiled when a model has some.
+pub(crate) fn block_operations(dtype: Dtype) -> Source {
+    let files = [
+        kernel!("general/element.cuh"),
+        kernel!("general/philox.cuh"),
+        kernel!("operations/common.cuh"),
+        kernel!("operations/activations.cuh"),
+        kernel!("operations/few_rows.cuh"),
+        kernel!("operations/blocks.cu"),
+    ];
+    Source {
+        name: format!("operations on blocks {dtype}"),
+        cache_prefix: "blocks",
+        text: files.concat(),
+        options: operation_options(dtype),
+        kernels: &["few_rows_blocks", "few_rows_blocks_appended", "few_rows_blocks_gated", "embedding_blocks"],
+    }
+}
+
+fn operation_options(dtype: Dtype) -> Vec<String> {
+    // NVRTC 13.0 takes generic lambdas for functions of the host otherwise.
+    vec!["-std=c++17".into(), "-default-device".into(), format!("-DELEMENT={}", element(dtype))]
 }
 
 /// The kernels of [`operations`].
@@ -396,10 +415,6 @@ const OPERATIONS: &[&str] = &[
     "few_rows_appended_2",
     "few_rows_appended_4",
     "few_rows_appended_8",
-    "few_rows_blocks",
-    "few_rows_blocks_gated",
-    "few_rows_blocks_appended",
-    "embedding_blocks",
     "mean_rows",
     "mean_gradient",
     "cross_entropy",
@@ -600,7 +615,9 @@ mod tests {
         let folder = std::env::var_os("QKV_CUBINS").map(std::path::PathBuf::from);
         let jobs = jobs.into_iter().map(|(program, architecture)| (program.source(), architecture));
         let models = [Dtype::Bf16, Dtype::F32].into_iter().zip(["sm_90a", "sm_80"]);
-        let models = models.map(|(dtype, architecture)| (operations(dtype), architecture));
+        let models = models.flat_map(|(dtype, architecture)| {
+            [operations(dtype), block_operations(dtype)].map(|source| (source, architecture))
+        });
         let jobs = std::sync::Mutex::new(jobs.chain(models));
         let compile_all = || {
             let next = || jobs.lock().unwrap().next();

@@ -18,7 +18,7 @@ use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "matmul"))]
 mod pack_f32;
 #[cfg(target_arch = "x86_64")]
 mod softmax;
@@ -107,6 +107,7 @@ pub(crate) struct RawTarget {
 }
 
 /// Rows of f32 that are rounded to bf16 while they are packed.
+#[cfg(feature = "matmul")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct F32Rows<'a> {
     data: &'a [f32],
@@ -115,6 +116,7 @@ pub(crate) struct F32Rows<'a> {
     width: usize,
 }
 
+#[cfg(feature = "matmul")]
 impl<'a> F32Rows<'a> {
     /// `count` rows of `width` elements at distance `pitch`.
     ///
@@ -414,6 +416,7 @@ impl Bf16Gemm {
     ///
     /// # Panics
     /// If there are more rows, or there is too little memory.
+    #[cfg(feature = "matmul")]
     pub(crate) fn pack_a_f32(&self, rows: F32Rows<'_>, out: &mut [bf16], pitch: usize) {
         let depth = padded_depth(rows.width);
         assert!(rows.count <= SIDE && pitch >= depth && out.len() >= span(SIDE, pitch, depth), "too little memory");
@@ -428,6 +431,7 @@ impl Bf16Gemm {
     ///
     /// # Panics
     /// If there are more columns, or there is too little memory.
+    #[cfg(feature = "matmul")]
     pub(crate) fn pack_a_f32_transposed(&self, rows: F32Rows<'_>, out: &mut [bf16], pitch: usize) {
         let depth = padded_depth(rows.count);
         assert!(rows.width <= SIDE && pitch >= depth && out.len() >= span(SIDE, pitch, depth), "too little memory");
@@ -442,6 +446,7 @@ impl Bf16Gemm {
     ///
     /// # Panics
     /// If there is too little memory.
+    #[cfg(feature = "matmul")]
     pub(crate) fn pack_b_f32(&self, rows: F32Rows<'_>, out: &mut [bf16]) {
         assert!(out.len() >= packed_b_len(rows.count, rows.width), "too little memory");
         #[cfg(target_arch = "x86_64")]
@@ -455,6 +460,7 @@ impl Bf16Gemm {
     ///
     /// # Panics
     /// If there are more rows, or there is too little memory.
+    #[cfg(feature = "matmul")]
     pub(crate) fn pack_b_f32_transposed(&self, rows: F32Rows<'_>, out: &mut [bf16]) {
         assert!(rows.count <= SIDE && out.len() >= packed_b_len(rows.width, SIDE), "too little memory");
         #[cfg(target_arch = "x86_64")]

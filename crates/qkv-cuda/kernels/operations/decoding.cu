@@ -1,12 +1,6 @@
 // Decoding where the device counts: the position of each sequence is in device memory, so that a step is the same
 // launches for every token and can be recorded as one graph.
 
-// Turns the pair (x[i], x[i + half]) of a head by an angle.
-__device__ __forceinline__ void turn(T a, T b, T* to, u32 half, float cosine, float sine) {
-    to[0] = narrow(widen(a) * cosine - widen(b) * sine);
-    to[half] = narrow(widen(b) * cosine + widen(a) * sine);
-}
-
 // The new token of each sequence: the pairs (x[i], x[i + half]) of the heads of q and k turned by the angles of
 // positions[b], unless half is 0, then keys[b, positions[b]] = k[b] and values[b, positions[b]] = v[b]. Caches have
 // room for as many tokens.
@@ -118,12 +112,6 @@ __device__ __forceinline__ void add_products(const Eight& w, const T* x, int col
     }
 }
 
-// A norm of the rows before a product: layer norm, RMS norm where there is no bias, none where there is no gain.
-struct RowNorm {
-    const float *gain, *bias;
-    float epsilon;
-};
-
 // sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, by a warp, x by way of STAGED elements of shared
 // memory: each weight is read once. Rows that are normalized before are staged as a whole. The order of a row's sum
 // depends neither on the other rows nor on ROWS. Every thread of a block comes here, also where its warp has nothing to
@@ -190,52 +178,6 @@ __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, c
 #pragma unroll
         for (int row = 0; row < ROWS; row++) sums[m][row] = warp_sum(sums[m][row]);
 }
-
-// Ends a sum of a product: y[r, o] = sum + bias[o] + residual[r, o].
-__device__ __forceinline__ void end_output(float sum, const T* bias, const T* residual, T* y, u32 row, int output,
-                                           int outputs) {
-    u64 at = u64(row) * outputs + output;
-    if (bias) sum += widen(bias[output]);
-    if (residual) sum += widen(residual[at]);
-    y[at] = narrow(sum);
-}
-
-// Ends the two sums of a gated layer: y[r, o] = f(gate) · up, each rounded before.
-__device__ __forceinline__ void end_gated(const float (&sums)[2], const T* const (&bias)[2], T* y, u32 row, int output,
-                                          int outputs, int of) {
-    float both[2], slope;
-#pragma unroll
-    for (int m = 0; m < 2; m++) both[m] = widen(narrow(bias[m] ? sums[m] + widen(bias[m][output]) : sums[m]));
-    y[u64(row) * outputs + output] = narrow(both[1] * gate_of(both[0], of, &slope));
-}
-
-// Ends the sums of two outputs of a token of which queries, keys or values are made, as `append_at` does: `half` is how
-// far apart two are that are turned together.
-struct PairEnd {
-    bool turns;
-    int half;
-    u32 position = 0;
-    float cosine = 1.0f, sine = 0.0f;
-
-    // Reads the angle of the first of them.
-    __device__ __forceinline__ void prepare(u32 at, const float* cosines, const float* sines, int output) {
-        position = at;
-        if (!turns) return;
-        cosine = cosines[position * half + output % (2 * half)];
-        sine = sines[position * half + output % (2 * half)];
-    }
-
-    // Stores them, `apart` from each other, in the row `to`.
-    __device__ __forceinline__ void store(float a, float b, const T* bias, T* to, int output, int apart) const {
-        if (bias) a += widen(bias[output]), b += widen(bias[output + apart]);
-        if (turns) {
-            turn(narrow(a), narrow(b), to + output, half, cosine, sine);
-        } else {
-            to[output] = narrow(a);
-            to[output + apart] = narrow(b);
-        }
-    }
-};
 
 // y[r, o] = Σᵢ norm(x)[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output. With
 // a residual, one matrix, y += residual.

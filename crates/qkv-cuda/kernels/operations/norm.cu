@@ -32,44 +32,6 @@ __device__ __forceinline__ void sum_columns(float* to, u32 first, u32 last, int 
     }
 }
 
-// Normalizes a row by a warp: layer norm, or, not CENTERED, RMS norm. `to` may be `from`. Returns the mean and the
-// inverse deviation.
-template <bool CENTERED>
-__device__ __forceinline__ float2 normalize_row(const T* from, T* to, const float* gain, const float* bias, int width,
-                                                float epsilon) {
-    int lane = threadIdx.x % 32;
-    float v[EIGHT], g[EIGHT], b[EIGHT];
-    float mean = 0.0f, square = 0.0f;
-    if constexpr (CENTERED) {
-        float sum = 0.0f;
-        for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
-            load_eight(from, col, width, v);
-#pragma unroll
-            for (int at = 0; at < EIGHT; at++) sum += v[at];
-        }
-        mean = warp_sum(sum) / width;
-    }
-    for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
-        load_eight(from, col, width, v);
-#pragma unroll
-        for (int at = 0; at < EIGHT; at++)
-            if (!CENTERED || col + at < width) square += (v[at] - mean) * (v[at] - mean);
-    }
-    float inverse = 1.0f / sqrtf(warp_sum(square) / width + epsilon);
-    for (int col = lane * EIGHT; col < width; col += 32 * EIGHT) {
-        load_eight(from, col, width, v);
-        load_floats(gain, col, width, g);
-        if constexpr (CENTERED) load_floats(bias, col, width, b);
-#pragma unroll
-        for (int at = 0; at < EIGHT; at++) {
-            if constexpr (CENTERED) v[at] = (v[at] - mean) * inverse * g[at] + b[at];
-            else v[at] *= inverse * g[at];
-        }
-        store_eight(to, col, width, v);
-    }
-    return make_float2(mean, inverse);
-}
-
 extern "C" __global__ void layer_norm(const T* x, T* y, float* moments, const float* gain, const float* bias, u32 rows,
                                       int width, float epsilon) {
     in_turn();

@@ -103,7 +103,8 @@ fn distances<T: Element<Acc = f32>>(case: &Case, library: &Library) -> [f64; 2] 
     let truth = reference.forward(&case.attention, data.inputs()).unwrap();
     let gradients = reference.backward(&case.attention, data.inputs(), &truth, data.upstream()).unwrap();
     let exact = vec![("d_q", gradients.q.data().to_vec())];
-    let spreads = bound::spreads(case, &data, &truth, &exact);
+    let wide = data.wide();
+    let spreads = bound::spreads(case, &wide, bound::Roundoff::of::<T>(), &truth, &exact);
     let mut spread = spreads.into_iter().find(|(name, _)| *name == "d_q").unwrap().1;
     let found = sum_of_parts(case, &data, &truth, library);
     let largest = |spread: &[f64]| {
@@ -114,7 +115,7 @@ fn distances<T: Element<Acc = f32>>(case: &Case, library: &Library) -> [f64; 2] 
         })
     };
     let without = largest(&spread);
-    bound::add_fixed_point(case, &data, &truth, &mut spread);
+    bound::add_fixed_point(case, &wide, &truth, &mut spread);
     [without, largest(&spread)]
 }
 

@@ -125,7 +125,10 @@ impl Operations {
         if grid.contains(&0) || self.failed().is_some() {
             return;
         }
-        let kernel = &self.shared.kernels[name];
+        let kernel = match self.kernel(name) {
+            Ok(kernel) => kernel,
+            Err(error) => return self.remember(Err(error)),
+        };
         let addresses: Vec<*const u8> = arguments.iter().map(Argument::address).collect();
         let grid = grid.map(|axis| axis as u32);
         let (driver, stream) = (self.driver(), self.stream());
