@@ -242,7 +242,7 @@ impl Search {
             beam::search(self, model, parameters, &mut tape, &Rows::new(&rows, specials.pad), batch)
         };
         // Batches for all cores: each takes whole ones, the longest first, instead of sharing every product.
-        let alone = batches.len() < 2 * machine.threads() || machine.cuda().is_some();
+        let alone = batches.len() < machine.threads() || machine.threads() == 1 || machine.cuda().is_some();
         let results: Result<Vec<_>> = if alone {
             batches.iter().map(|batch| search(batch, machine)).collect()
         } else {

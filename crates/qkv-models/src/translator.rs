@@ -124,13 +124,13 @@ impl Translator {
     ///
     /// # Errors
     /// Where a line is longer than the model takes, or the model computes NaN.
-    pub fn translate<S: AsRef<str>>(
+    pub fn translate<S: AsRef<str> + Sync>(
         &self,
         lines: &[S],
         search: &Search,
         machine: &Machine,
     ) -> Result<Vec<Vec<Translation>>> {
-        let sources: Vec<Vec<u32>> = lines.iter().map(|line| self.tokenizer.encode(line.as_ref())).collect();
+        let sources: Vec<Vec<u32>> = lines.par_iter().map(|line| self.tokenizer.encode(line.as_ref())).collect();
         self.translate_tokens(&sources, search, machine)
     }
 

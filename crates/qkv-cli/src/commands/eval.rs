@@ -27,7 +27,7 @@ use std::path::Path;
 use std::time::Instant;
 
 /// Sentences that are translated together.
-const BATCH: usize = 128;
+const BATCH: usize = 1024;
 
 pub(super) const COMMAND: Command =
     Command::new("eval", "Score a model: BLEU, chrF, accuracy, F1, exact match, perplexity", ARGUMENTS, |matches| {
