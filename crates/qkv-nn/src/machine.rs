@@ -199,8 +199,10 @@ impl Machine {
     /// `C = A · B` or, with `add`, `C += A · B`.
     pub(crate) fn product<T: Float>(&self, c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: bool) {
         if self.precision == Precision::Bf16 {
-            let mut packed = self.packed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            if T::matmul_bf16(self.isa, c, a, b, add, &mut packed, self.threads) {
+            // Who finds the memory in use, by another thread or by a product that this thread waits for, takes its own.
+            let (mut held, mut spare) = (self.packed.try_lock().ok(), PackBuffers::default());
+            let packed = held.as_deref_mut().unwrap_or(&mut spare);
+            if T::matmul_bf16(self.isa, c, a, b, add, packed, self.threads) {
                 return;
             }
         }

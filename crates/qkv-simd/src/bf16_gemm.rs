@@ -427,14 +427,15 @@ impl Bf16Gemm {
         }
     }
 
-    /// The same from up to [`SIDE`] columns.
+    /// The same from columns, as many as there are.
     ///
     /// # Panics
-    /// If there are more columns, or there is too little memory.
+    /// If there is too little memory.
     #[cfg(feature = "matmul")]
     pub(crate) fn pack_a_f32_transposed(&self, rows: F32Rows<'_>, out: &mut [bf16], pitch: usize) {
         let depth = padded_depth(rows.count);
-        assert!(rows.width <= SIDE && pitch >= depth && out.len() >= span(SIDE, pitch, depth), "too little memory");
+        let tall = rows.width.div_ceil(SIDE).saturating_mul(SIDE);
+        assert!(pitch >= depth && out.len() >= span(tall, pitch, depth), "too little memory");
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         unsafe {

@@ -7,6 +7,7 @@
 
 mod kernel;
 
+use crate::aligned::Aligned;
 use crate::finish::Finish;
 use crate::isa::Isa;
 use crate::pass::{self, MAGIC, Pass};
@@ -46,7 +47,7 @@ pub struct Int8Matrix {
     rows: usize,
     width: usize,
     /// `[⌈O/16⌉, ⌈I/4⌉, 16, 4]`, codes plus 128; those that are missing are zeros.
-    panels: Vec<u8>,
+    panels: Aligned<u8>,
     /// One for every row; zeros up to whole panels.
     scales: Vec<f32>,
 }
@@ -67,7 +68,7 @@ impl Int8Matrix {
         }
         let (rows, depth) = (rounded.count, rounded.row / QUAD);
         let across = rows.div_ceil(LANES);
-        let mut panels = vec![SHIFT as u8; across * LANES * rounded.row];
+        let mut panels = Aligned::new(across * LANES * rounded.row, SHIFT as u8);
         for (at, codes) in rounded.codes.chunks_exact(rounded.row).enumerate() {
             let panel = &mut panels[at / LANES * LANES * rounded.row..];
             for k in 0..depth {
@@ -104,7 +105,7 @@ pub struct Int8Rows {
     count: usize,
     /// Codes of a row: its width up to whole quads.
     row: usize,
-    codes: Vec<i8>,
+    codes: Aligned<i8>,
     scales: Vec<f32>,
     /// What the shift of the matrix adds to a sum: 128 times the sum of the codes.
     excess: Vec<i32>,
@@ -146,7 +147,7 @@ impl Int8Rows {
     fn blank(x: &[f32], width: usize) -> Int8Rows {
         assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width} elements");
         let (count, row) = (x.len() / width, width.next_multiple_of(QUAD));
-        let (codes, scales, excess) = (vec![0; count * row], vec![0.0; count], vec![0; count]);
+        let (codes, scales, excess) = (Aligned::new(count * row, 0), vec![0.0; count], vec![0; count]);
         Int8Rows { width, count, row, codes, scales, excess, rest: None }
     }
 }

@@ -53,6 +53,7 @@
 
 #![warn(missing_docs)]
 
+mod aligned;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod bf16_gemm;

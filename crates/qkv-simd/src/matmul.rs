@@ -3,12 +3,22 @@
 //! threads.
 
 mod in_bf16;
+mod parts;
 
 use crate::number::Real;
 use crate::span;
 use gemm_common::Parallelism;
-pub use in_bf16::{PackBuffers, matmul_bf16};
+use half::bf16;
+pub use in_bf16::matmul_bf16;
+use parts::PackBuffer;
 use std::any::Any;
+
+/// The packed operands of products, kept so that their memory is reused.
+#[derive(Debug, Default)]
+pub struct PackBuffers {
+    left: PackBuffer<bf16>,
+    right: PackBuffer<bf16>,
+}
 
 /// A matrix in memory: rows one after the other, or the transpose of such rows.
 #[derive(Clone, Copy, Debug)]
@@ -164,7 +174,9 @@ mod tests {
         let small =
             [(1, 1, 1), (3, 5, 7), (16, 16, 32), (33, 70, 65), (130, 48, 100), (300, 200, 64), (5, 0, 3), (4, 4, 0)];
         // Deep enough for several parts of the depth, and long enough for several groups of tasks, either way.
-        for (m, n, k) in small.into_iter().chain([(40, 32, 1100), (20, 2200, 33), (2200, 20, 33)]) {
+        for (m, n, k) in
+            small.into_iter().chain([(40, 32, 1100), (20, 2200, 33), (2200, 20, 33), (101, 161, 600), (263, 701, 40)])
+        {
             for transposed in 0..4 {
                 let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
                 let a =

@@ -10,7 +10,7 @@ use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::Element;
-use crate::prefetch::prefetch;
+use crate::prefetch::{prefetch, prefetch_second};
 use crate::team::Team;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -140,6 +140,8 @@ pub fn products<T: Element<Acc = f32>>(
         ends.push(total);
     }
     let each = (ROW_BYTES / (4 * width) / TALL).max(1) * TALL;
+    // The panels of the task after next of two threads, and of the next one of a thread.
+    let ahead = team.threads() * PANELS;
     team.run(total * rows.div_ceil(each), |task| {
         let (block, column) = (task / total, task % total);
         let at = ends.partition_point(|&end| end <= column);
@@ -154,6 +156,7 @@ pub fn products<T: Element<Acc = f32>>(
                 rows: block * each..rows.min((block + 1) * each),
                 panels: panel..(panel + PANELS).min(matrices[at].0.rows.div_ceil(LANES)),
                 out: pointers.0[at],
+                ahead,
             },
         );
     });
@@ -210,6 +213,8 @@ struct Columns<'a, T> {
     rows: Range<usize>,
     panels: Range<usize>,
     out: *mut f32,
+    /// How many panels further those of this thread's next task probably are.
+    ahead: usize,
 }
 
 impl<T: Element<Acc = f32>> Kernel<f32> for Columns<'_, T> {
@@ -270,6 +275,13 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
             let mut x = self.x.as_ptr().add(row * width + depth.start);
             let mut w = self.matrix.panels().as_ptr().add((panel * width + depth.start) * LANES);
             let mut sums = [[V::splat(0.0); PANELS]; ROWS];
+            // Each of the first tiles of rows prefetches a panel of the next task.
+            let later = panel + self.ahead + (row - self.rows.start) / TALL;
+            let is_there = row - self.rows.start < PANELS * TALL && later < self.matrix.rows.div_ceil(LANES);
+            let (mut next, step) = match is_there {
+                true => (w.wrapping_add((later - panel) * width * LANES), LANES),
+                false => (w, 0),
+            };
             // Totals go through memory before and after the loop, in loops so small that they are unrolled: others
             // would keep the sums in memory within it.
             let mut lanes = [[[0.0f32; LANES]; PANELS]; ROWS];
@@ -295,6 +307,10 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
                         prefetch(from.wrapping_byte_add(AHEAD));
                     }
                     *column = T::lanes::<V>(from, LANES);
+                }
+                if ROWS == TALL {
+                    prefetch_second(next);
+                    next = next.wrapping_add(step);
                 }
                 for r in 0..ROWS {
                     let x = V::splat(*x.add(r * width));

@@ -32,3 +32,15 @@ pub(crate) fn prefetch<T>(from: *const T) {
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = from;
 }
+
+/// The same, no closer than the second-level cache.
+#[inline(always)]
+pub(crate) fn prefetch_second<T>(from: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: as in `prefetch`.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(from.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = from;
+}

@@ -76,8 +76,12 @@ pub(super) unsafe fn a(rows: F32Rows<'_>, out: &mut [bf16], pitch: usize) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn a_transposed(rows: F32Rows<'_>, out: &mut [bf16], pitch: usize) {
+    // Panels side by side, as in `b`.
     for chunk in 0..rows.count.div_ceil(DEPTH) {
-        store_block(transpose(rows.pairs(chunk, 0)), out.as_mut_ptr().add(chunk * DEPTH), pitch);
+        for panel in 0..rows.width.div_ceil(SIDE) {
+            let to = out.as_mut_ptr().add(panel * SIDE * pitch + chunk * DEPTH);
+            store_block(transpose(rows.pairs(chunk, panel)), to, pitch);
+        }
     }
 }
 

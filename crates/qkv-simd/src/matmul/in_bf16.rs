@@ -1,12 +1,12 @@
 //! Products of matrices of f32 that are rounded to bf16 while they are packed.
 
-use super::{Operand, check};
-use crate::bf16_gemm::{BLOCK, Bf16Gemm, DEPTH, F32Rows, PackedA, PackedB, RawTarget, SIDE, padded_depth};
+use super::parts::Columns;
+use super::{Operand, PackBuffers, check};
+use crate::bf16_gemm::{BLOCK, Bf16Gemm, DEPTH, F32Rows, PackedA, PackedB, SIDE, padded_depth};
 use crate::isa::Isa;
 use crate::product::Target;
-use crate::shared::{BlockStates, LazyBlocks, for_each_task};
+use crate::shared::for_each_task;
 use half::bf16;
-use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Rows of `C` in one task. They and the panels beside them stay in the second-level cache.
@@ -20,29 +20,6 @@ const TOGETHER: usize = 16;
 
 /// Chunks of the depth that are multiplied at a time: 1,024 elements, or 256 KiB of either operand in one task.
 const CHUNKS: usize = 32;
-
-/// The packed operands of [`matmul_bf16`], kept so that their memory is reused.
-#[derive(Debug, Default)]
-pub struct PackBuffers {
-    left: PackBuffer,
-    right: PackBuffer,
-}
-
-/// Blocks of one operand, each packed by the first task that needs it.
-#[derive(Debug, Default)]
-struct PackBuffer {
-    memory: Vec<bf16>,
-    states: BlockStates,
-}
-
-impl PackBuffer {
-    fn blocks(&mut self, count: usize, size: usize) -> LazyBlocks<'_, bf16> {
-        if self.memory.len() < count * size {
-            self.memory.resize(count * size, bf16::ZERO);
-        }
-        LazyBlocks::new(&mut self.memory, &mut self.states, count, size)
-    }
-}
 
 /// [`matmul`](super::matmul) with operands rounded to bf16, accumulated in f32. Returns `false`, and does nothing, if
 /// this CPU has no bf16 products.
@@ -143,13 +120,13 @@ impl TaskOrder {
 /// Packs rows of A, and zeros up to whole tiles.
 fn pack_a(gemm: &Bf16Gemm, a: &Operand<'_, f32>, rows: Range<usize>, out: &mut [bf16]) -> bool {
     let pitch = left_pitch(a.columns);
+    if a.transposed {
+        gemm.pack_a_f32_transposed(F32Rows::new(&a.data[rows.start..], a.pitch, a.columns, rows.len()), out, pitch);
+        return true;
+    }
     for (at, out) in rows.clone().step_by(SIDE).zip(out.chunks_exact_mut(SIDE * pitch)) {
         let count = SIDE.min(rows.end - at);
-        if a.transposed {
-            gemm.pack_a_f32_transposed(F32Rows::new(&a.data[at..], a.pitch, a.columns, count), out, pitch);
-        } else {
-            gemm.pack_a_f32(F32Rows::new(&a.data[at * a.pitch..], a.pitch, count, a.columns), out, pitch);
-        }
+        gemm.pack_a_f32(F32Rows::new(&a.data[at * a.pitch..], a.pitch, count, a.columns), out, pitch);
     }
     true
 }
@@ -171,41 +148,4 @@ fn pack_b(gemm: &Bf16Gemm, b: &Operand<'_, f32>, columns: Range<usize>, out: &mu
 /// sets of the first-level cache.
 fn left_pitch(depth: usize) -> usize {
     ((padded_depth(depth) / DEPTH) | 1) * DEPTH
-}
-
-/// A matrix whose columns are written by several threads.
-struct Columns<'a> {
-    data: *mut f32,
-    rows: usize,
-    columns: usize,
-    borrowed: PhantomData<&'a mut [f32]>,
-}
-
-// SAFETY: whoever takes a part guarantees that it is the only one.
-unsafe impl Sync for Columns<'_> {}
-
-impl<'a> Columns<'a> {
-    fn new(data: &'a mut [f32], columns: usize) -> Self {
-        Columns { data: data.as_mut_ptr(), rows: data.len() / columns, columns, borrowed: PhantomData }
-    }
-
-    /// Columns of a row.
-    ///
-    /// # Safety
-    /// No other part that is in use overlaps this one.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn part(&self, row: usize, columns: &Range<usize>) -> &mut [f32] {
-        assert!(row < self.rows && columns.start <= columns.end && columns.end <= self.columns);
-        // SAFETY: inside the matrix, as just checked, and exclusive, as the caller guarantees.
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.columns + columns.start), columns.len()) }
-    }
-
-    /// Columns of rows, all of which are inside the matrix.
-    fn target(&self, rows: Range<usize>, columns: &Range<usize>, add: bool) -> RawTarget {
-        assert!(rows.start < rows.end && rows.end <= self.rows);
-        assert!(columns.start < columns.end && columns.end <= self.columns);
-        // SAFETY: inside the matrix, as just checked.
-        let data = unsafe { self.data.add(rows.start * self.columns + columns.start) };
-        RawTarget { data, row: self.columns, add }
-    }
 }
