@@ -331,12 +331,11 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
         kernel!("operations/images.cu"),
         kernel!("operations/optimizer.cu"),
     ];
-    let limits = [format!("-DMOST_HIGHEST={MOST_HIGHEST}"), format!("-DSTAGED={STAGED}")];
     Source {
         name: format!("operations of models {dtype}"),
         cache_prefix: "operations",
         text: files.concat(),
-        options: operation_options(dtype).into_iter().chain(limits).collect(),
+        options: operation_options(dtype),
         kernels: OPERATIONS,
     }
 }
@@ -361,8 +360,14 @@ pub(crate) fn block_operations(dtype: Dtype) -> Source {
 }
 
 fn operation_options(dtype: Dtype) -> Vec<String> {
-    // NVRTC 13.0 takes generic lambdas for functions of the host otherwise.
-    vec!["-std=c++17".into(), "-default-device".into(), format!("-DELEMENT={}", element(dtype))]
+    vec![
+        "-std=c++17".into(),
+        // NVRTC 13.0 takes generic lambdas for functions of the host otherwise.
+        "-default-device".into(),
+        format!("-DELEMENT={}", element(dtype)),
+        format!("-DMOST_HIGHEST={MOST_HIGHEST}"),
+        format!("-DSTAGED={STAGED}"),
+    ]
 }
 
 /// The kernels of [`operations`].

@@ -384,6 +384,7 @@ impl<'g> Context<'g> {
         let last = hidden.value().data()[(new.len() - 1) * width..].to_vec();
         let last = tape.constant(Tensor::new(last, &[1, 1, width]));
         let scores = tape.linear(&last, gpt.output(), None, Activation::None, 0.0).value().data().to_vec();
+        self.machine.failed()?;
         finite::check(&scores, parameters)?;
         Ok(scores)
     }

@@ -345,14 +345,15 @@ impl Operations {
         }
     }
 
-    /// The elements of an array of floats, after all work; zeros after a failure.
+    /// The elements of an array of floats, after all work; NaN after a failure, which nobody takes for results.
     pub fn read(&self, array: &Array) -> Vec<f32> {
-        match array.kind {
+        let numbers = match array.kind {
             Kind::F32 => self.read_scalars(array),
             Kind::Bf16 => self.read_scalars::<bf16>(array).into_iter().map(bf16::to_f32).collect(),
             Kind::F64 => self.read_scalars::<f64>(array).into_iter().map(|x| x as f32).collect(),
             Kind::U32 | Kind::U64 => panic!("{:?} are no floats", array.kind),
-        }
+        };
+        if self.failed().is_some() { vec![f32::NAN; array.len] } else { numbers }
     }
 
     /// The elements of an array, after all work; zeros after a failure.

@@ -35,7 +35,9 @@ impl HostDecoder<'_> {
         let ids: Vec<u32> = places.iter().map(|&place| self.ids[place]).collect();
         let hidden = gpt.step_each(&mut tape, &ids, &mut states)?; // [B, 1, C]
         let logits = tape.linear(&hidden, gpt.output(), None, Activation::None, 0.0); // [B, 1, V]
-        finite::check(logits.value().data(), parameters)?;
+        let read = logits.value().data();
+        self.machine.failed()?;
+        finite::check(read, parameters)?;
         let each = logits.value().width();
         self.logits.resize(self.ids.len() * each, 0.0);
         for (&place, row) in places.iter().zip(logits.value().data().chunks_exact(each)) {
@@ -407,7 +409,9 @@ impl Generator {
         let last = rows.lengths.iter().enumerate().map(|(row, length)| Some(row * rows.length + length - 1));
         let last = tape.gather(&[&hidden], &last.collect::<Vec<_>>(), [prompts.len(), 1]); // [B, 1, C]
         let logits = tape.linear(&last, gpt.output(), None, Activation::None, 0.0); // [B, 1, V]
-        finite::check(logits.value().data(), &self.parameters)?;
+        let read = logits.value().data();
+        machine.failed()?;
+        finite::check(read, &self.parameters)?;
         let logits = logits.value().data().chunks_exact(logits.value().width()).map(<[f32]>::to_vec).collect();
         Ok((state, logits))
     }
