@@ -21,7 +21,7 @@ impl QuantizedMatrix {
 /// A block of 32 elements of a row, in parts: what a device packs in its own way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Block {
-    /// The codes less the format's [zero](Format::zero).
+    /// The codes less the zero of the format.
     pub codes: [i8; BLOCK],
     /// The scale, of the block or of its super-block.
     pub scale: f16,
