@@ -5,7 +5,7 @@ use crate::stored_matrix::StoredMatrix;
 use qkv_simd::Isa;
 use qkv_simd::finish::Finish;
 use qkv_simd::int8::{self, Int8Matrix, Int8Rows};
-use qkv_simd::matmul::{Operand, PackBuffers, matmul_bf16};
+use qkv_simd::matmul::{Operand, PackBuffers, RightOperand, matmul_bf16};
 use qkv_simd::panels::{self, PackedMatrix};
 use qkv_simd::pass::Smooth;
 use qkv_simd::quantized::{self, Vectors};
@@ -37,12 +37,16 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         None
     }
 
+    /// Whether this type has products in bf16.
+    #[doc(hidden)]
+    const HAS_BF16_PRODUCTS: bool = false;
+
     /// `C = A · B` in bf16 arithmetic; `false`, and `C` untouched, where this type or this CPU has none.
     fn matmul_bf16(
         _isa: Isa,
         _c: &mut [Self],
         _a: Operand<'_, Self>,
-        _b: Operand<'_, Self>,
+        _b: RightOperand<'_, Self>,
         _add: bool,
         _packed: &mut PackBuffers,
         _threads: usize,
@@ -115,11 +119,13 @@ impl Float for f32 {
         Some(elements)
     }
 
+    const HAS_BF16_PRODUCTS: bool = true;
+
     fn matmul_bf16(
         isa: Isa,
         c: &mut [f32],
         a: Operand<'_, f32>,
-        b: Operand<'_, f32>,
+        b: RightOperand<'_, f32>,
         add: bool,
         packed: &mut PackBuffers,
         threads: usize,

@@ -6,7 +6,7 @@ use crate::loops::{AddAssign, AddColumns, Loop};
 use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
 use qkv_simd::Isa;
-use qkv_simd::matmul::{Operand, PackBuffers, matmul};
+use qkv_simd::matmul::{Operand, PackBuffers, RightOperand, has_bf16_products, matmul};
 use qkv_simd::team::Team;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -196,9 +196,22 @@ impl Machine {
         self.isa
     }
 
-    /// `C = A · B` or, with `add`, `C += A · B`.
-    pub(crate) fn product<T: Float>(&self, c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: bool) {
-        if self.precision == Precision::Bf16 {
+    /// Whether products of these elements are computed in bf16.
+    pub(crate) fn multiplies_in_bf16<T: Float>(&self) -> bool {
+        self.precision == Precision::Bf16 && T::HAS_BF16_PRODUCTS && has_bf16_products(self.isa)
+    }
+
+    /// `C = A · B` or, with `add`, `C += A · B`. What is packed is multiplied [in bf16](Machine::multiplies_in_bf16)
+    /// alone.
+    pub(crate) fn product<'a, T: Float>(
+        &self,
+        c: &mut [T],
+        a: Operand<'_, T>,
+        b: impl Into<RightOperand<'a, T>>,
+        add: bool,
+    ) {
+        let b = b.into();
+        if self.multiplies_in_bf16::<T>() {
             // Who finds the memory in use, by another thread or by a product that this thread waits for, takes its own.
             let (mut held, mut spare) = (self.packed.try_lock().ok(), PackBuffers::default());
             let packed = held.as_deref_mut().unwrap_or(&mut spare);
@@ -206,6 +219,7 @@ impl Machine {
                 return;
             }
         }
+        let RightOperand::Rows(b) = b else { unreachable!("only products in bf16 have packed operands") };
         matmul(c, a, b, add, self.threads);
     }
 

@@ -1,6 +1,6 @@
 //! Parameters. Each has a name, which is its name in the checkpoint, and a handle by which layers find it. Some may be
-//! frozen: they have no gradient and no moments. A frozen matrix may be there in quantized blocks alone, and have a
-//! low-rank adapter that is trained in its place ([`Adapter`]).
+//! frozen: they have no gradient and no moments. A frozen matrix may be there in fewer bits alone, in quantized blocks or
+//! in 16 bits, and have a low-rank adapter that is trained in its place ([`Adapter`]).
 
 use crate::adapter::Adapter;
 use crate::elements::Elements;
@@ -10,10 +10,12 @@ use crate::machine::Machine;
 use crate::pool::Pool;
 use crate::stored_matrix::{DeviceMatrix, HalfMatrix, StoredMatrix};
 use crate::tensor::Tensor;
+use half::bf16;
 use qkv_cuda::operations::{Array, BlockMatrix, Kind, Operations};
 use qkv_simd::Isa;
 use qkv_simd::huge_pages::advise_huge_pages;
 use qkv_simd::int8::Int8Matrix;
+use qkv_simd::matmul::{Operand, RightOperand};
 use qkv_simd::panels::PackedMatrix;
 use qkv_simd::philox;
 use qkv_simd::quantized::QuantizedMatrix;
@@ -54,7 +56,7 @@ pub enum Init {
 struct Entry<T: Float> {
     name: String,
     shape: Vec<usize>,
-    /// Shared with clones until one of them writes; empty where the quantized form alone is kept.
+    /// Shared with clones until one of them writes; empty where the form in fewer bits alone is kept.
     data: Arc<Elements<T>>,
     /// The quantized matrix of which `data` is the widened copy, where the file had one.
     quantized: Option<Arc<QuantizedMatrix>>,
@@ -66,7 +68,7 @@ struct Entry<T: Float> {
     int8: OnceLock<Option<Arc<Int8Matrix>>>,
     /// Whether rows that it is multiplied with in 8 bits are rounded in two parts.
     is_fine: bool,
-    /// The widened matrix in the memory of a device, where the quantized form alone is kept, on first use there.
+    /// The widened matrix in the memory of a device, where the form in fewer bits alone is kept, on first use there.
     widened: OnceLock<(Operations, Array)>,
     /// The quantized matrix in the memory of a device, on first use there for inference.
     blocks: OnceLock<(Operations, BlockMatrix)>,
@@ -87,24 +89,62 @@ impl<T: Float> Entry<T> {
     fn count(&self) -> usize {
         self.shape.iter().product()
     }
-}
 
-/// The elements of a matrix: those that are there, or a copy widened from quantized blocks.
-pub(crate) enum Matrix<'p, T: Float> {
-    Dense(&'p [T]),
-    Widened(Tensor<T>),
-}
-
-impl<T: Float> std::ops::Deref for Matrix<'_, T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        match self {
-            Matrix::Dense(data) => data,
-            Matrix::Widened(tensor) => tensor.data(),
+    /// Its form in fewer bits, where it has one.
+    fn stored(&self) -> Option<StoredMatrix<'_>> {
+        match (&self.quantized, self.half.as_deref()) {
+            (Some(quantized), _) => Some(StoredMatrix::Quantized(quantized)),
+            (_, Some(HalfMatrix::Bf16(matrix))) => Some(StoredMatrix::Bf16(matrix)),
+            (_, Some(HalfMatrix::F16(matrix))) => Some(StoredMatrix::F16(matrix)),
+            (None, None) => None,
         }
     }
+
+    /// That form, where it alone is kept.
+    fn stored_alone(&self) -> Option<StoredMatrix<'_>> {
+        self.stored().filter(|_| self.data.is_empty())
+    }
 }
+
+/// A matrix `[O, I]` for products of many rows: its elements, a copy widened from its form in fewer bits, or that form
+/// itself, where products are in bf16 as it is.
+pub(crate) struct Matrix<'p, T: Float> {
+    shape: [usize; 2],
+    form: MatrixForm<'p, T>,
+}
+
+enum MatrixForm<'p, T: Float> {
+    Dense(&'p [T]),
+    Widened(Tensor<T>),
+    Bf16(&'p PackedMatrix<bf16>),
+}
+
+impl<T: Float> Matrix<'_, T> {
+    /// The right side of `d_y W`.
+    pub fn operand(&self) -> RightOperand<'_, T> {
+        match &self.form {
+            MatrixForm::Dense(data) => self.rows(data).into(),
+            MatrixForm::Widened(tensor) => self.rows(tensor.data()).into(),
+            MatrixForm::Bf16(matrix) => RightOperand::Packed(matrix),
+        }
+    }
+
+    /// The right side of `x Wᵀ`.
+    pub fn transposed(&self) -> RightOperand<'_, T> {
+        match self.operand() {
+            RightOperand::Rows(rows) => rows.transposed().into(),
+            RightOperand::Packed(matrix) => RightOperand::PackedTransposed(matrix),
+            RightOperand::PackedTransposed(matrix) => RightOperand::Packed(matrix),
+        }
+    }
+
+    fn rows<'a>(&self, data: &'a [T]) -> Operand<'a, T> {
+        Operand::rows(data, self.shape[0], self.shape[1])
+    }
+}
+
+/// Rows that are widened by one thread are a multiple of this: whole panels of packed matrices.
+const WIDENED_TOGETHER: usize = 16;
 
 /// Named tensors, in the order in which they were added.
 #[derive(Clone, Debug, Default)]
@@ -200,49 +240,55 @@ impl<T: Float> Parameters<T> {
         self.entries[param.0].adapter = adapter;
     }
 
-    /// Keeps the quantized form of a matrix alone, where it has one, and freezes it. [`get`](Parameters::get) is for
+    /// Keeps the form of a matrix in fewer bits alone, where it has one, and freezes it. [`get`](Parameters::get) is for
     /// others from then on, [`values`](Parameters::values) for all.
-    pub fn keep_quantized(&mut self, param: Param) {
+    pub fn keep_stored(&mut self, param: Param) {
         let entry = &mut self.entries[param.0];
-        if entry.quantized.is_some() {
+        if entry.stored().is_some() {
             (entry.data, entry.rate) = (Arc::new(Elements::zeros(0)), 0.0);
         }
     }
 
-    /// Its elements, widened where there is the quantized form alone.
+    /// Its elements, widened where there is the form in fewer bits alone.
     pub fn values(&self, param: Param) -> Cow<'_, [T]> {
         let entry = &self.entries[param.0];
-        match &entry.quantized {
-            Some(quantized) if entry.data.is_empty() => {
-                let mut values = vec![0.0; entry.count()];
-                quantized.widen(0, &mut values);
-                values.into_iter().map(|x| T::of_f64(f64::from(x))).collect::<Vec<T>>().into()
-            }
-            _ => Cow::Borrowed(&entry.data),
-        }
+        let Some(stored) = entry.stored_alone() else { return Cow::Borrowed(&entry.data) };
+        let mut values = vec![0.0; entry.count()];
+        stored.widen(Isa::best(), 0, &mut values);
+        Cow::Owned(T::from_floats(values))
     }
 
-    /// The elements of a matrix for a product: in place, or widened into the pool's memory.
+    /// A matrix for a product of many rows: in place, or widened into the pool's memory.
+    ///
+    /// # Panics
+    /// Where it is no matrix.
     pub(crate) fn matrix(&self, param: Param, pool: &Pool<T>, machine: &Machine) -> Matrix<'_, T> {
         let entry = &self.entries[param.0];
-        let (Some(quantized), true) = (&entry.quantized, entry.data.is_empty()) else {
-            return Matrix::Dense(&entry.data);
+        let &[rows, columns] = &entry.shape[..] else { panic!("`{}` is no matrix", entry.name) };
+        let form = match entry.stored_alone() {
+            None => MatrixForm::Dense(&entry.data),
+            Some(StoredMatrix::Bf16(matrix)) if machine.multiplies_in_bf16::<T>() => MatrixForm::Bf16(matrix),
+            Some(stored) => MatrixForm::Widened(Parameters::widened(entry, stored, pool, machine)),
         };
+        Matrix { shape: [rows, columns], form }
+    }
+
+    fn widened(entry: &Entry<T>, stored: StoredMatrix<'_>, pool: &Pool<T>, machine: &Machine) -> Tensor<T> {
         let mut widened = Tensor::unwritten(pool, &entry.shape);
-        let width = quantized.width();
-        let each = machine.rows_each(quantized.rows(), width);
+        let width = stored.width();
+        let each = machine.rows_each(entry.shape[0], width).next_multiple_of(WIDENED_TOGETHER);
         let parts = widened.data_mut().chunks_mut((each * width).max(1)).collect();
         machine.each(parts, |at, rows: &mut [T]| {
             if let Some(rows) = T::as_floats_mut(rows) {
-                return quantized.widen(at * each, rows);
+                return stored.widen(machine.isa(), at * each, rows);
             }
             let mut row = vec![0.0; width];
             for (r, to) in rows.chunks_exact_mut(width).enumerate() {
-                quantized.widen(at * each + r, &mut row);
+                stored.widen(machine.isa(), at * each + r, &mut row);
                 to.iter_mut().zip(&row).for_each(|(to, &x)| *to = T::of_f64(f64::from(x)));
             }
         });
-        Matrix::Widened(widened)
+        widened
     }
 
     /// Its elements in device memory, f32.
@@ -250,11 +296,11 @@ impl<T: Float> Parameters<T> {
         self.entries[param.0].data.array(operations, Kind::F32)
     }
 
-    /// Its elements in device memory for a product, as activations; where there is the quantized form alone, they are
-    /// widened on first use and stay there.
+    /// Its elements in device memory for a product, as activations; where there is the form in fewer bits alone, they
+    /// are widened on first use and stay there.
     pub(crate) fn rounded_array(&self, param: Param, operations: &Operations) -> Array {
         let entry = &self.entries[param.0];
-        if !entry.data.is_empty() || entry.quantized.is_none() {
+        if entry.stored_alone().is_none() {
             return entry.data.rounded(operations);
         }
         let upload = || operations.upload_activations(&T::to_floats(&self.values(param)));
@@ -297,12 +343,12 @@ impl<T: Float> Parameters<T> {
         self.names.get(name).copied().map(Param)
     }
 
-    /// Its elements; none where [the quantized form alone](Parameters::keep_quantized) is kept.
+    /// Its elements; none where [the form in fewer bits alone](Parameters::keep_stored) is kept.
     pub fn get(&self, param: Param) -> &[T] {
         &self.entries[param.0].data
     }
 
-    /// Its elements, for writing; a quantized form of the old ones is dropped.
+    /// Its elements, for writing; a form of the old ones in fewer bits is dropped.
     pub fn get_mut(&mut self, param: Param) -> &mut [T] {
         let widened = self.entries[param.0].data.is_empty().then(|| self.values(param).into_owned());
         let entry = &mut self.entries[param.0];
@@ -358,13 +404,12 @@ impl<T: Float> Parameters<T> {
 
     /// Its form in fewer bits, where it has one.
     pub(crate) fn stored(&self, param: Param) -> Option<StoredMatrix<'_>> {
-        let entry = &self.entries[param.0];
-        match (&entry.quantized, entry.half.as_deref()) {
-            (Some(quantized), _) => Some(StoredMatrix::Quantized(quantized)),
-            (_, Some(HalfMatrix::Bf16(matrix))) => Some(StoredMatrix::Bf16(matrix)),
-            (_, Some(HalfMatrix::F16(matrix))) => Some(StoredMatrix::F16(matrix)),
-            (None, None) => None,
-        }
+        self.entries[param.0].stored()
+    }
+
+    /// Whether it has a form in fewer bits.
+    pub fn has_stored(&self, param: Param) -> bool {
+        self.stored(param).is_some()
     }
 
     /// From now on inference packs each matrix when it is first used and keeps the packed copy: products then start at

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use qkv_cuda::operations::{Array, BlockMatrix, MatrixRef};
+use qkv_simd::Isa;
 use qkv_simd::panels::PackedMatrix;
 use qkv_simd::quantized::QuantizedMatrix;
 
@@ -32,6 +33,24 @@ impl StoredMatrix<'_> {
             StoredMatrix::Quantized(matrix) => matrix.bytes(),
             StoredMatrix::Bf16(matrix) => matrix.bytes(),
             StoredMatrix::F16(matrix) => matrix.bytes(),
+        }
+    }
+
+    /// Elements of a row.
+    pub(crate) fn width(&self) -> usize {
+        match self {
+            StoredMatrix::Quantized(matrix) => matrix.width(),
+            StoredMatrix::Bf16(matrix) => matrix.width(),
+            StoredMatrix::F16(matrix) => matrix.width(),
+        }
+    }
+
+    /// Writes whole rows from `first` on, widened.
+    pub(crate) fn widen(&self, isa: Isa, first: usize, out: &mut [f32]) {
+        match self {
+            StoredMatrix::Quantized(matrix) => matrix.widen(first, out),
+            StoredMatrix::Bf16(matrix) => matrix.unpack(isa, first, out),
+            StoredMatrix::F16(matrix) => matrix.unpack(isa, first, out),
         }
     }
 }

@@ -20,6 +20,8 @@ use std::ops::Range;
 
 #[cfg(all(target_arch = "x86_64", feature = "matmul"))]
 mod pack_f32;
+#[cfg(feature = "matmul")]
+mod pack_panels;
 #[cfg(target_arch = "x86_64")]
 mod softmax;
 #[cfg(target_arch = "x86_64")]

@@ -6,10 +6,11 @@ mod in_bf16;
 mod parts;
 
 use crate::number::Real;
+use crate::panels::PackedMatrix;
 use crate::span;
 use gemm_common::Parallelism;
 use half::bf16;
-pub use in_bf16::matmul_bf16;
+pub use in_bf16::{has_bf16_products, matmul_bf16};
 use parts::PackBuffer;
 use std::any::Any;
 
@@ -65,6 +66,34 @@ impl<'a, T> Operand<'a, T> {
     }
 }
 
+/// The right side of a product, which may be packed for [`matmul_bf16`].
+#[derive(Clone, Copy, Debug)]
+pub enum RightOperand<'a, T> {
+    /// As it is in memory; [`matmul_bf16`] rounds it.
+    Rows(Operand<'a, T>),
+    /// A matrix `W` that is packed already.
+    Packed(&'a PackedMatrix<bf16>),
+    /// Its transpose: that is what such a matrix is packed for.
+    PackedTransposed(&'a PackedMatrix<bf16>),
+}
+
+impl<'a, T> From<Operand<'a, T>> for RightOperand<'a, T> {
+    fn from(rows: Operand<'a, T>) -> Self {
+        RightOperand::Rows(rows)
+    }
+}
+
+impl<T> RightOperand<'_, T> {
+    /// Rows and columns.
+    fn shape(&self) -> [usize; 2] {
+        match self {
+            RightOperand::Rows(rows) => [rows.rows, rows.columns],
+            RightOperand::Packed(matrix) => [matrix.rows(), matrix.width()],
+            RightOperand::PackedTransposed(matrix) => [matrix.width(), matrix.rows()],
+        }
+    }
+}
+
 /// `C = A · B` or, with `add`, `C += A · B`, where `C` has dense rows.
 ///
 /// ```
@@ -78,7 +107,7 @@ impl<'a, T> Operand<'a, T> {
 /// # Panics
 /// If the shapes do not fit.
 pub fn matmul<T: Real>(c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: bool, threads: usize) {
-    let (m, n, k) = check(c.len(), &a, &b);
+    let (m, n, k) = check(c.len(), &a, [b.rows, b.columns]);
     if m == 0 || n == 0 {
         return;
     }
@@ -146,10 +175,10 @@ fn gemm_kernel<T: Real>() -> GemmKernel<T> {
     *kernels.iter().find_map(|kernel| kernel.downcast_ref()).expect("an accumulator is f32 or f64")
 }
 
-fn check<T>(c: usize, a: &Operand<'_, T>, b: &Operand<'_, T>) -> (usize, usize, usize) {
-    assert_eq!(a.columns, b.rows, "A is {} × {}, B {} × {}", a.rows, a.columns, b.rows, b.columns);
-    assert_eq!(c, a.rows.saturating_mul(b.columns), "C is not {} × {}", a.rows, b.columns);
-    (a.rows, b.columns, a.columns)
+fn check<T>(c: usize, a: &Operand<'_, T>, [rows, columns]: [usize; 2]) -> (usize, usize, usize) {
+    assert_eq!(a.columns, rows, "A is {} × {}, B {rows} × {columns}", a.rows, a.columns);
+    assert_eq!(c, a.rows.saturating_mul(columns), "C is not {} × {columns}", a.rows);
+    (a.rows, columns, a.columns)
 }
 
 #[cfg(test)]
@@ -200,11 +229,24 @@ mod tests {
                     for isa in Isa::available() {
                         let mut c = before.clone();
                         // These elements are exact in bf16, so the bound is the same.
-                        if matmul_bf16(isa, &mut c, a, b, add, &mut PackBuffers::default(), 1) {
+                        if matmul_bf16(isa, &mut c, a, b.into(), add, &mut PackBuffers::default(), 1) {
                             right(&c, isa.name());
                             let mut other = before.clone();
-                            matmul_bf16(isa, &mut other, a, b, add, &mut PackBuffers::default(), 3);
+                            matmul_bf16(isa, &mut other, a, b.into(), add, &mut PackBuffers::default(), 3);
                             assert_eq!(c, other, "threads change nothing");
+                            if b.pitch == 0 {
+                                continue;
+                            }
+                            // The stored rows of B, packed as a matrix.
+                            let stored: Vec<bf16> = b.data.iter().map(|&x| bf16::from_f32(x)).collect();
+                            let matrix = PackedMatrix::new(&stored, b.pitch);
+                            let packed = match b.transposed {
+                                true => RightOperand::PackedTransposed(&matrix),
+                                false => RightOperand::Packed(&matrix),
+                            };
+                            let mut other = before.clone();
+                            matmul_bf16(isa, &mut other, a, packed, add, &mut PackBuffers::default(), 3);
+                            assert_eq!(c, other, "packed already: the same bits");
                         }
                     }
                 }

@@ -67,6 +67,12 @@ impl<T> PackedMatrix<T> {
     fn panels(&self) -> &[T] {
         &self.memory[self.start..][..self.rows.div_ceil(LANES) * LANES * self.width]
     }
+
+    /// The elements of a panel: sixteen rows, column by column.
+    #[cfg(feature = "matmul")]
+    pub(crate) fn panel(&self, at: usize) -> &[T] {
+        &self.panels()[at * LANES * self.width..][..LANES * self.width]
+    }
 }
 
 impl<T: Element> PackedMatrix<T> {
@@ -105,6 +111,49 @@ impl<T: Element> PackedMatrix<T> {
     /// The bytes that a product reads.
     pub fn bytes(&self) -> usize {
         size_of_val(self.panels())
+    }
+}
+
+impl<T: Element<Acc = f32>> PackedMatrix<T> {
+    /// Writes the rows from `first` on, widened, to `out`.
+    ///
+    /// # Panics
+    /// If `out` does not hold whole rows, or more than there are.
+    pub fn unpack(&self, isa: Isa, first: usize, out: &mut [f32]) {
+        let fits = out.len().is_multiple_of(self.width) && first + out.len() / self.width <= self.rows;
+        assert!(fits, "rows from {first} on, of {}", self.rows);
+        dispatch(isa, Unpack { matrix: self, first, out });
+    }
+}
+
+/// Writes rows of a packed matrix.
+struct Unpack<'a, T> {
+    matrix: &'a PackedMatrix<T>,
+    first: usize,
+    out: &'a mut [f32],
+}
+
+impl<T: Element<Acc = f32>> Kernel<f32> for Unpack<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes<Scalar = f32>>(self) {
+        let (width, last) = (self.matrix.width, self.first + self.out.len() / self.matrix.width);
+        let mut square = [[0.0f32; LANES]; LANES];
+        for panel in self.first / LANES..last.div_ceil(LANES) {
+            let elements = &self.matrix.panels()[panel * LANES * width..][..LANES * width];
+            let rows = self.first.max(panel * LANES)..last.min((panel + 1) * LANES);
+            for (at, columns) in elements.chunks(LANES * LANES).enumerate() {
+                for (to, column) in square.iter_mut().zip(columns.chunks_exact(LANES)) {
+                    // SAFETY: a whole chunk; the caller guarantees the instruction set.
+                    unsafe { T::lanes::<V>(column.as_ptr(), LANES).store(to.as_mut_ptr()) };
+                }
+                for row in rows.clone() {
+                    let to = &mut self.out[(row - self.first) * width + at * LANES..][..columns.len() / LANES];
+                    to.iter_mut().zip(&square).for_each(|(to, column)| *to = column[row % LANES]);
+                }
+            }
+        }
     }
 }
 
@@ -378,6 +427,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    fn rows_come_back<T: Element<Acc = f32>>() {
+        for (rows, width) in [(1, 1), (16, 7), (40, 64), (129, 33)] {
+            let elements = noise::<T>(rows * width, 3);
+            let widened: Vec<f32> = elements.iter().map(|x| x.widen()).collect();
+            let matrix = PackedMatrix::new(&elements, width);
+            for isa in Isa::available() {
+                for (first, last) in [(0, rows), (rows / 2, rows), (rows / 3, rows / 3 + 1), (rows, rows)] {
+                    let mut out = vec![f32::NAN; (last - first) * width];
+                    matrix.unpack(isa, first, &mut out);
+                    assert_eq!(out, widened[first * width..last * width], "{isa} {} {rows} {width}", T::NAME);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_packed_matrix_gives_back_its_rows() {
+        rows_come_back::<f32>();
+        rows_come_back::<bf16>();
+        rows_come_back::<f16>();
     }
 
     #[test]

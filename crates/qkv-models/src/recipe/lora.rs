@@ -16,8 +16,9 @@ pub struct Lora {
     /// The matrices that get one: the last parts of their names, ours or the file's (`q_proj`, `mlp.down_proj`,
     /// `attention.self.query`), patterns with `*`, or `all-linear`.
     pub targets: Vec<String>,
-    /// Keeps the matrices of the layers in blocks of 8 or 4 bits (QLoRA; Dettmers et al. 2023, arXiv:2305.14314). Those
-    /// that a GGUF file has in blocks stay as they are.
+    /// Rounds the matrices of the layers to bf16 (16), or to blocks of 8 or 4 bits (QLoRA; Dettmers et al. 2023,
+    /// arXiv:2305.14314). Those that the file has in fewer than 32 bits stay as they are, with and without this, unless
+    /// blocks are asked for and they have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bits: Option<u32>,
     /// Whether the model is written with the adapters merged into its matrices, instead of adapters alone.
@@ -45,8 +46,8 @@ impl Lora {
         if !(0.0..1.0).contains(&self.dropout) {
             return refuse("dropout", self.dropout.to_string(), "at least 0 and less than 1");
         }
-        if self.bits.is_some_and(|bits| ![4, 8].contains(&bits)) {
-            return refuse("bits", format!("{:?}", self.bits.unwrap_or(0)), "4 or 8");
+        if self.bits.is_some_and(|bits| ![4, 8, 16].contains(&bits)) {
+            return refuse("bits", format!("{:?}", self.bits.unwrap_or(0)), "4, 8 or 16");
         }
         if self.targets.is_empty() {
             return refuse("targets", "empty".into(), "names of matrices such as `q_proj`");

@@ -5,7 +5,9 @@ use super::trained_model::TrainedModel;
 use crate::layout::Layout;
 use crate::recipe::{Lora, Training};
 use crate::{Error, Provenance, Recipe, Result};
-use qkv_nn::{Param, Parameters};
+use half::bf16;
+use qkv_nn::{HalfMatrix, Param, Parameters};
+use qkv_simd::panels::PackedMatrix;
 use qkv_simd::quantized::QuantizedMatrix;
 use std::collections::{HashMap, HashSet};
 
@@ -195,24 +197,38 @@ fn adapt(lora: &Lora, parameters: &mut Parameters<f32>, names: &Names, seed: u64
         }
         parameters.adapt(param, lora.rank, lora.alpha / lora.rank as f64, lora.dropout, seed);
     }
-    let Some(bits) = lora.bits else { return Ok(()) };
     for &param in &projections {
-        if !parameters.has_quantized(param) {
-            let width = parameters.shape(param)[1];
-            let values = parameters.get(param);
-            let rounded = match bits {
-                4 => QuantizedMatrix::rounded4(width, values),
-                _ => QuantizedMatrix::rounded8(width, values),
-            };
-            let Some(rounded) = rounded else {
-                let name = parameters.name(param);
-                let what = format!("`lora.bits` is {bits}: rows of `{name}` have {width} elements");
-                return Err(Error::invalid(what).with_hint("blocks need a multiple of 32"));
-            };
-            parameters.set_quantized(param, rounded);
+        if parameters.is_trained(param) {
+            continue;
         }
-        parameters.keep_quantized(param);
+        match lora.bits {
+            Some(bits @ (4 | 8)) if !parameters.has_quantized(param) => quantize(parameters, param, bits)?,
+            Some(16) if !parameters.has_stored(param) => {
+                let values = parameters.get(param).iter().map(|&x| bf16::from_f32(x)).collect::<Vec<bf16>>();
+                let packed = PackedMatrix::new(&values, parameters.shape(param)[1]);
+                parameters.set_half(param, HalfMatrix::Bf16(packed));
+            }
+            _ => {}
+        }
+        // Without `bits`, what the file has in fewer than 32 stays as it is.
+        parameters.keep_stored(param);
     }
+    Ok(())
+}
+
+/// Rounds a matrix to blocks of so many bits.
+fn quantize(parameters: &mut Parameters<f32>, param: Param, bits: u32) -> Result<()> {
+    let (width, values) = (parameters.shape(param)[1], parameters.get(param));
+    let rounded = match bits {
+        4 => QuantizedMatrix::rounded4(width, values),
+        _ => QuantizedMatrix::rounded8(width, values),
+    };
+    let Some(rounded) = rounded else {
+        let name = parameters.name(param);
+        let what = format!("`lora.bits` is {bits}: rows of `{name}` have {width} elements");
+        return Err(Error::invalid(what).with_hint("blocks need a multiple of 32"));
+    };
+    parameters.set_quantized(param, rounded);
     Ok(())
 }
 

@@ -86,8 +86,8 @@ impl<T: Float> Tape<'_, T> {
         }
         if done == Packed::Nothing {
             let matrix = self.parameters.matrix(w, self.pool, self.machine);
-            let weight = Operand::rows(&matrix, out, inner).transposed();
-            self.machine.product(y.data_mut(), Operand::rows(x.value.data(), rows, inner), weight, false);
+            let x = Operand::rows(x.value.data(), rows, inner);
+            self.machine.product(y.data_mut(), x, matrix.transposed(), false);
         }
         self.activated(x, y, w, b, activation, dropout)
     }
@@ -593,7 +593,7 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
         let mut d_x = self.x.map(|_| Tensor::unwritten(context.pool, &self.shape));
         if let Some(d_x) = &mut d_x {
             let matrix = context.parameters.matrix(self.w, context.pool, machine);
-            machine.product(d_x.data_mut(), d_y, Operand::rows(&matrix, out, inner), false); // (R, I)
+            machine.product(d_x.data_mut(), d_y, matrix.operand(), false); // (R, I)
         }
         if let (Some(adapter), Some(SavedInput::Tensor(input))) = (&self.adapter, &self.input) {
             adapter.backward(input, &upstream, d_x.as_mut(), context);

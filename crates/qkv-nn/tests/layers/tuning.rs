@@ -1,10 +1,13 @@
 //! Parameters that are frozen, quantized or adapted, and segments that are computed twice.
 
+use half::{bf16, f16};
 use qkv::{Attention, Mask};
 use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder, FeedKind};
 use qkv_nn::{
-    Activation, AdamW, Gradients, Heads, Init, Machine, Moments, Param, Parameters, Pool, Tape, Target, Tensor,
+    Activation, AdamW, Gradients, HalfMatrix, Heads, Init, Machine, Moments, Param, Parameters, Pool, Tape, Target,
+    Tensor,
 };
+use qkv_simd::panels::PackedMatrix;
 use qkv_simd::quantized::QuantizedMatrix;
 
 fn numbers<T: qkv_nn::Float>(shape: &[usize], seed: u64) -> Tensor<T> {
@@ -109,18 +112,22 @@ fn a_step_leaves_what_is_frozen_and_scales_the_rate_of_the_rest() {
 }
 
 #[test]
-fn a_matrix_in_blocks_alone_computes_and_passes_gradients_as_its_widened_values() {
-    for four in [false, true] {
+fn a_matrix_in_fewer_bits_alone_computes_and_passes_gradients_as_its_widened_values() {
+    let rounded = |values: &[f32]| values.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<bf16>>();
+    let halved = |values: &[f32]| values.iter().map(|&x| f16::from_f32(x)).collect::<Vec<f16>>();
+    for bits in [4, 8, 16, 17] {
         let mut parameters = Parameters::<f32>::new();
-        let w = parameters.add("w.weight", &[8, 64], Init::Normal(0.3), 1);
+        let w = parameters.add("w.weight", &[40, 64], Init::Normal(0.3), 1);
         let values = parameters.get(w).to_vec();
-        let quantized = match four {
-            true => QuantizedMatrix::rounded4(64, &values).unwrap(),
-            false => QuantizedMatrix::rounded8(64, &values).unwrap(),
-        };
-        parameters.set_quantized(w, quantized);
-        parameters.keep_quantized(w);
-        assert!(parameters.get(w).is_empty() && parameters.count() == 512);
+        match bits {
+            4 => parameters.set_quantized(w, QuantizedMatrix::rounded4(64, &values).unwrap()),
+            8 => parameters.set_quantized(w, QuantizedMatrix::rounded8(64, &values).unwrap()),
+            16 => parameters.set_half(w, HalfMatrix::Bf16(PackedMatrix::new(&rounded(&values), 64))),
+            _ => parameters.set_half(w, HalfMatrix::F16(PackedMatrix::new(&halved(&values), 64))),
+        }
+        parameters.keep_stored(w);
+        assert!(parameters.get(w).is_empty() && parameters.count() == 2560 && !parameters.is_trained(w));
+        assert!(parameters.values(w).iter().zip(&values).all(|(x, value)| (x - value).abs() < 0.1));
         let mut dense = parameters.clone();
         dense.get_mut(w);
         dense.freeze(w);
@@ -130,7 +137,7 @@ fn a_matrix_in_blocks_alone_computes_and_passes_gradients_as_its_widened_values(
             let mut tape = Tape::training(parameters, &mut gradients, &pool, &machine, 1);
             let x = tape.input(numbers(&[5, 64], 3));
             let y = tape.linear(&x, w, None, Activation::Tanh, 0.0);
-            tape.seed(&y, numbers(&[5, 8], 4));
+            tape.seed(&y, numbers(&[5, 40], 4));
             tape.backward();
             (y.value().data().to_vec(), tape.gradient(&x).unwrap().data().to_vec())
         };

@@ -1,7 +1,7 @@
 //! Products of matrices of f32 that are rounded to bf16 while they are packed.
 
 use super::parts::Columns;
-use super::{Operand, PackBuffers, check};
+use super::{Operand, PackBuffers, RightOperand, check};
 use crate::bf16_gemm::{BLOCK, Bf16Gemm, DEPTH, F32Rows, PackedA, PackedB, SIDE, padded_depth};
 use crate::isa::Isa;
 use crate::product::Target;
@@ -21,6 +21,11 @@ const TOGETHER: usize = 16;
 /// Chunks of the depth that are multiplied at a time: 1,024 elements, or 256 KiB of either operand in one task.
 const CHUNKS: usize = 32;
 
+/// Whether an instruction set has [`matmul_bf16`].
+pub fn has_bf16_products(isa: Isa) -> bool {
+    Bf16Gemm::available(isa)
+}
+
 /// [`matmul`](super::matmul) with operands rounded to bf16, accumulated in f32. Returns `false`, and does nothing, if
 /// this CPU has no bf16 products.
 ///
@@ -30,7 +35,7 @@ pub fn matmul_bf16(
     isa: Isa,
     c: &mut [f32],
     a: Operand<'_, f32>,
-    b: Operand<'_, f32>,
+    b: RightOperand<'_, f32>,
     add: bool,
     packed: &mut PackBuffers,
     threads: usize,
@@ -38,7 +43,7 @@ pub fn matmul_bf16(
     if !Bf16Gemm::available(isa) {
         return false;
     }
-    let (m, n, k) = check(c.len(), &a, &b);
+    let (m, n, k) = check(c.len(), &a, b.shape());
     if m == 0 || n == 0 {
         return true;
     }
@@ -131,8 +136,19 @@ fn pack_a(gemm: &Bf16Gemm, a: &Operand<'_, f32>, rows: Range<usize>, out: &mut [
     true
 }
 
-/// Packs columns of B, and zeros up to whole panels.
-fn pack_b(gemm: &Bf16Gemm, b: &Operand<'_, f32>, columns: Range<usize>, out: &mut [bf16]) -> bool {
+/// Packs columns of B, the first of which is that of a panel, and zeros up to whole panels.
+fn pack_b(gemm: &Bf16Gemm, b: &RightOperand<'_, f32>, columns: Range<usize>, out: &mut [bf16]) -> bool {
+    let b = match b {
+        RightOperand::Packed(matrix) => {
+            gemm.pack_b_columns(matrix, columns, out);
+            return true;
+        }
+        RightOperand::PackedTransposed(matrix) => {
+            gemm.pack_b_panels(matrix, columns.start / SIDE..columns.end.div_ceil(SIDE), out);
+            return true;
+        }
+        RightOperand::Rows(rows) => rows,
+    };
     if !b.transposed {
         gemm.pack_b_f32(F32Rows::new(&b.data[columns.start..], b.pitch, b.rows, columns.len()), out);
         return true;

@@ -71,6 +71,27 @@ fn adapters_are_trained_alone_resumed_kept_apart_and_merged() {
 }
 
 #[test]
+fn over_a_base_in_16_bits_adapters_are_those_over_its_widened_numbers() {
+    let folder = based();
+    folder.qkv("convert base --storage bf16 --out base16").quietly();
+    folder.qkv("convert base16 --out base32").quietly();
+    let lora = "[lora]\nrank = 4\nalpha = 8\ntargets = ['all-linear']\n";
+    let runs = [("base16", ""), ("base32", ""), ("base", "bits = 16\n")].map(|(base, bits)| {
+        for precision in ["f32", "bf16"] {
+            let more = format!("precision = '{precision}'\n{lora}{bits}");
+            folder.put("lora.toml", recipe(OTHER, &format!("from = '{base}'"), &more).as_bytes());
+            folder.qkv(&format!("train lora.toml --out {base}-{precision} --quiet --threads 2")).well();
+        }
+        ["f32", "bf16"].map(|precision| folder.bytes(&format!("{base}-{precision}/adapter_model.safetensors")))
+    });
+    assert!(runs[0] == runs[1], "in 16 bits and widened");
+    // Embeddings and norms are not rounded by `bits`, so other adapters come of it, which learn as much.
+    assert!(runs[2] != runs[0]);
+    let [rounded, whole] = ["base-f32", "base32-f32"].map(|run| perplexity(&folder, &format!("--model {run}")));
+    assert!((rounded / whole - 1.0).abs() < 0.02, "{rounded} {whole}");
+}
+
+#[test]
 fn what_is_frozen_or_slow_is_said_in_the_recipe() {
     let folder = based();
     let trained = |more: &str| {
@@ -91,7 +112,7 @@ fn what_is_frozen_or_slow_is_said_in_the_recipe() {
     refused("freeze = ['*']\n", &["everything is frozen"]);
     refused("[lora]\ntargets = ['query']\n", &["`lora.targets` has `query`", "hint: `q_proj`"]);
     refused("[lora]\nrank = 64\n", &["`lora.rank` is 64"]);
-    refused("[lora]\nbits = 3\n", &["`lora.bits` is 3, expected 4 or 8"]);
+    refused("[lora]\nbits = 3\n", &["`lora.bits` is 3, expected 4, 8 or 16"]);
     refused("last_layers = 1\n[lora]\n", &["cannot be set beside `[lora]`"]);
     // Layers that are computed again give the same weights, to the bit.
     for (name, recompute) in [("once", false), ("twice", true)] {
