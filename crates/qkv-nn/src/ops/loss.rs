@@ -1,8 +1,8 @@
 //! Fused output projection and cross-entropy, with label smoothing.
 //!
 //! Logits of a whole batch over a whole vocabulary would be the largest tensor of a training step. They are computed
-//! for [`ROWS`] rows at a time, replaced in place by their gradient, multiplied into the gradients of `x` and `W`, and
-//! dropped.
+//! for [some rows](rows_at_a_time) at a time, replaced in place by their gradient, multiplied into the gradients of `x`
+//! and `W`, and dropped.
 
 use crate::float::Float;
 use crate::loops::{CrossEntropyRow, RowLoss};
@@ -115,8 +115,20 @@ impl PendingLoss {
 /// Bytes of logits that exist at the same time on a device.
 const LOGITS_BYTES: usize = 1 << 29;
 
-/// Rows whose logits exist at the same time.
-const ROWS: usize = 1024;
+/// Most rows whose logits exist at the same time.
+const MOST_ROWS: usize = 1024;
+
+/// Logits that exist at the same time, if those of `FEWEST_ROWS` are not more: 64 MiB in f32. Every block of rows packs
+/// the matrix again, which a block of hundreds of rows does not notice.
+const MOST_LOGITS: usize = 1 << 24;
+
+/// Fewest rows whose logits exist at the same time: fewer would be slow products.
+const FEWEST_ROWS: usize = 128;
+
+/// Rows whose logits exist at the same time: as many for all batches, which share the memory.
+fn rows_at_a_time(classes: usize) -> usize {
+    (MOST_LOGITS / classes.max(1) / FEWEST_ROWS * FEWEST_ROWS).clamp(FEWEST_ROWS, MOST_ROWS)
+}
 
 impl<T: Float> Tape<'_, T> {
     /// The cross-entropy of the logits `x Wᵀ + b`, with `x [.., C]`, `W [V, C]`, `b [V]`. On a training tape the
@@ -161,12 +173,13 @@ impl<T: Float> Tape<'_, T> {
         let (weight, bias) = (self.parameters.get(w), b.map(|b| self.parameters.get(b)));
         let (training, smoothing, scale) = (self.is_training(), target.smoothing, target.scale);
         let mut d_x = training.then(|| Tensor::zeros(self.pool, x.shape()));
-        let most = ROWS.min(counted.len());
+        let each = rows_at_a_time(classes);
+        let most = each.min(counted.len());
         let mut scores = Tensor::unwritten(self.pool, &[most, classes]);
         let mut inputs = Tensor::unwritten(self.pool, &[most, width]);
         let mut losses = vec![RowLoss::default(); most];
         let mut loss = Loss { rows: counted.len(), ..Loss::default() };
-        for rows in counted.chunks(ROWS) {
+        for rows in counted.chunks(each) {
             let count = rows.len();
             let inputs = &mut inputs.data_mut()[..count * width];
             for (to, &r) in inputs.chunks_exact_mut(width).zip(rows) {
