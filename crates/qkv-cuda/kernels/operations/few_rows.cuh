@@ -39,10 +39,11 @@ __device__ __forceinline__ float2 normalize_row(const T* from, T* to, const floa
     return make_float2(mean, inverse);
 }
 
-// Turns the pair (x[i], x[i + half]) of a head by an angle.
+// Turns the pair (x[i], x[i + half]) of a head by an angle. Which products are rounded is written out: every kernel that
+// turns pairs has the same bits.
 __device__ __forceinline__ void turn(T a, T b, T* to, u32 half, float cosine, float sine) {
-    to[0] = narrow(widen(a) * cosine - widen(b) * sine);
-    to[half] = narrow(widen(b) * cosine + widen(a) * sine);
+    to[0] = narrow(fmaf(widen(a), cosine, -(widen(b) * sine)));
+    to[half] = narrow(fmaf(widen(b), cosine, widen(a) * sine));
 }
 
 // A norm of the rows before a product: layer norm, RMS norm where there is no bias, none where there is no gain.
