@@ -1,6 +1,6 @@
 //! Parameters. Each has a name, which is its name in the checkpoint, and a handle by which layers find it. Some may be
-//! frozen: they have no gradient and no moments. A frozen matrix may be there in fewer bits alone, in quantized blocks or
-//! in 16 bits, and have a low-rank adapter that is trained in its place ([`Adapter`]).
+//! frozen: they have no gradient and no moments. A frozen matrix may be stored only in fewer bits, as quantized blocks
+//! or 16-bit floats, and have a low-rank adapter that is trained in its place ([`Adapter`]).
 
 use crate::adapter::Adapter;
 use crate::elements::Elements;
@@ -240,8 +240,8 @@ impl<T: Float> Parameters<T> {
         self.entries[param.0].adapter = adapter;
     }
 
-    /// Keeps the form of a matrix in fewer bits alone, where it has one, and freezes it. [`get`](Parameters::get) is for
-    /// others from then on, [`values`](Parameters::values) for all.
+    /// Drops the f32 values of a matrix that is also stored in fewer bits, and freezes it. From then on
+    /// [`get`](Parameters::get) does not work for it; [`values`](Parameters::values) works for every matrix.
     pub fn keep_stored(&mut self, param: Param) {
         let entry = &mut self.entries[param.0];
         if entry.stored().is_some() {

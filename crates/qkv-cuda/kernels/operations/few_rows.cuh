@@ -39,8 +39,8 @@ __device__ __forceinline__ float2 normalize_row(const T* from, T* to, const floa
     return make_float2(mean, inverse);
 }
 
-// Turns the pair (x[i], x[i + half]) of a head by an angle. Which products are rounded is written out: every kernel that
-// turns pairs has the same bits.
+// Rotates the pair (x[i], x[i + half]) of a head by an angle. The fused multiply-add is written out, so that every
+// kernel that rotates pairs has the same bits.
 __device__ __forceinline__ void turn(T a, T b, T* to, u32 half, float cosine, float sine) {
     to[0] = narrow(fmaf(widen(a), cosine, -(widen(b) * sine)));
     to[half] = narrow(fmaf(widen(b), cosine, widen(a) * sine));

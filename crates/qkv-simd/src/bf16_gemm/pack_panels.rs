@@ -1,5 +1,4 @@
-//! Right operands from the panels of a matrix that is [packed](PackedMatrix) already: nothing is rounded, and nothing is
-//! widened on the way.
+//! Right operands taken from the panels of an already [packed](PackedMatrix) matrix, without rounding or widening.
 
 use super::{BLOCK, Bf16Gemm, DEPTH, SIDE, padded_depth};
 #[cfg(target_arch = "x86_64")]
