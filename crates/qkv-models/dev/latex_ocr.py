@@ -1,11 +1,11 @@
-"""The formulas of `latex-ocr-junia`: does its own PyTorch code write what qkv wrote? The package is asked for its choice
-at every place of each text, which is greedy search where all of them agree.
+"""The formulas of `latex-ocr-junia`: does its own PyTorch code generate what qkv generated? The package is asked for its
+choice at every position of each text; if all of them agree, its greedy search writes the same text.
 
     pip install torch numpy pillow && pip download --no-deps latex-ocr-junia==0.1.3 && unzip latex_ocr_junia-*.whl
     qkv describe --model latex_ocr_junia/assets --greedy --json formula.png… > said.jsonl
     python latex_ocr.py said.jsonl
 
-Run it in the folder of the unpacked package. Images must be opaque: the package looks through transparency.
+Run it in the folder of the unpacked package. Images must be opaque: the package ignores transparency.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""The formulas of pix2tex: does its own PyTorch code write what qkv wrote? The package is asked for its choice at every
-place of each text, which is greedy search where all of them agree.
+"""The formulas of pix2tex: does its own PyTorch code generate what qkv generated? The package is asked for its choice at
+every position of each text; if all of them agree, its greedy search writes the same text.
 
     pip install torch torchvision einops entmax munch pyyaml opencv-python-headless pillow numpy
     pip install --no-deps timm==0.4.5 x-transformers==0.15.0
@@ -25,7 +25,7 @@ import yaml
 from munch import Munch
 from PIL import Image
 
-# What the old version of timm takes from an old PyTorch, and what the package imports and this script needs not.
+# What the old version of timm imports from an old PyTorch, and what the package imports but this script does not need.
 sys.modules["torch._six"] = types.SimpleNamespace(container_abcs=collections.abc)
 for name in ["pandas", "pandas.io", "pandas.io.clipboard", "natsort", "latex2mathml", "latex2mathml.converter", "transformers",
              "albumentations", "albumentations.pytorch", "imagesize", "chardet", "PIL.ImageGrab", "dataset.latex2png", "dataset.arxiv", "dataset.scraping", "dataset.extract_latex", "dataset.render", "dataset.demacro"]:
@@ -37,7 +37,7 @@ from utils.utils import pad
 
 
 def prepared(image, args):
-    """As its `call_model` prepares an image, with its `test_transform` written out: gray, less the mean, by the deviation."""
+    """Prepares an image as its `call_model` does, with its `test_transform` written out: gray, minus the mean, over the deviation."""
     image = np.array(pad(minmax_size(pad(image), args.max_dimensions)))
     return torch.tensor((image / 255.0 - 0.7931) / 0.1738, dtype=torch.float32)[None, None]
 
@@ -67,7 +67,7 @@ def compare(path):
 
 
 def golden():
-    """What a small model whose weights are sines writes about an image that is drawn by a formula, and how probable it is."""
+    """What a small model with sines for weights generates for an image drawn by a formula, and its log-probability."""
     args = Munch(
         channels=1, dim=32, heads=2, encoder_depth=1, num_layers=1, backbone_layers=[1, 1, 1], max_height=32, max_width=96, patch_size=16,
         max_seq_len=8, num_tokens=6, bos_token=1, eos_token=2, pad_token=0, device="cpu", max_dimensions=[96, 32],

@@ -4,11 +4,11 @@
     pip install numpy
     python crates/qkv-models/dev/quantized.py [--qkv target/release/qkv] [--size 3b] [--format q4_k] [--device cuda] [--blocks-only]
 
-It writes a GGUF file of a Llama with random blocks, and a tokenizer of as many tokens as the model has, and lets `qkv convert` write the
-same weights in bf16 beside it. Then `qkv generate` continues one text and eight with each, greedily: milliseconds a step after the first
-token, seconds from the start of the program to the first token, and how many of the first text's tokens are the same. `q4_k` has half of
-the values and of the matrices that narrow a feed-forward layer, and the table of tokens, in Q6_K, as such files do. `--size tiny` and
-`--device cpu` show in seconds that it works.
+It writes a GGUF file of a Llama with random blocks and a tokenizer with as many tokens as the model, and lets `qkv convert` write the
+same weights in bf16 beside it. Then `qkv generate` greedily continues one text and eight texts with each. Reported are milliseconds per
+step after the first token, seconds from the start of the program to the first token, and how many tokens of the first text are the same.
+With `q4_k`, half of the value projections and of the down projections, and the token embedding, are in Q6_K, as in such files.
+`--size tiny` and `--device cpu` show within seconds that the script works.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import time
 
 import numpy as np
 
-# Layers, width, width within feed-forward layers, heads of queries, heads of keys, tokens.
+# Layers, model width, inner width of feed-forward layers, query heads, key heads, vocabulary size.
 SIZES = {
     "tiny": (2, 256, 512, 4, 2, 1000),
     "small": (30, 576, 1536, 9, 3, 49152),
@@ -31,9 +31,9 @@ SIZES = {
 }
 TEXT, LIST, WHOLE, FLOAT, INTEGER = 8, 9, 4, 6, 5
 F32, Q4_0, Q8_0, Q4_K, Q6_K = 0, 2, 8, 12, 14
-# Values and bytes of a block.
+# Values per block and bytes per block.
 BLOCKS = {Q4_0: (32, 18), Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}
-# Blocks that are drawn; matrices are made of them, each from another place on.
+# Number of random blocks; every matrix is filled from them, each starting at another offset.
 DRAWN = 1 << 17
 DEVIATION = 0.02
 TEXTS = ["The ferry leaves the harbour at noon", "Whoever is late", "An old bridge", "A grey heron waits", "Two roads meet",
@@ -50,14 +50,14 @@ def value(name, kind, x):
 
 
 def letters():
-    """Every byte as a character, as the GPTs have them."""
+    """Every byte as a character, as in the tokenizers of GPT."""
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in seen]
     return [chr(256 + hidden.index(b)) if b in hidden else chr(b) for b in range(256)]
 
 
 def drawn(kind, rng):
-    """Blocks of weights of mean 0 and about DEVIATION, `[DRAWN, bytes]`."""
+    """Random blocks of weights with mean 0 and a standard deviation of about DEVIATION, `[DRAWN, bytes]`."""
     blocks = rng.integers(0, 256, (DRAWN, BLOCKS[kind][1]), dtype=np.uint8)
 
     def halves(at, scale):
@@ -70,7 +70,7 @@ def drawn(kind, rng):
     elif kind == Q8_0:
         halves(0, DEVIATION / 74)
     elif kind == Q4_K:
-        # Scale and minimum of a part are the same six bits, so that 7.5 times as large a minimum makes the mean 0.
+        # Scale and minimum of a sub-block have the same six bits, so a factor of 7.5 on the minimum makes the mean 0.
         d = halves(0, DEVIATION / (4.6 * 48))
         blocks[:, 2:4] = (d * np.float16(7.5)).astype("<f2")[:, None].view(np.uint8)
         parts = rng.integers(32, 64, (DRAWN, 8), dtype=np.uint8)
@@ -146,7 +146,7 @@ def padding(count):
 
 
 def generate(qkv, model, texts, tokens, device):
-    """Milliseconds a step, seconds until the first token, and the tokens of the first text."""
+    """Milliseconds per step, seconds until the first token, and the tokens of the first text."""
     command = [qkv, "generate", "--model", model, "--device", device, "--greedy", "--max-tokens", tokens, "--json"]
     command += ["--each-line"] if len(texts) > 1 else []
     start = time.time()
@@ -183,7 +183,7 @@ def main():
             subprocess.run(command, check=True, capture_output=True)
             models["bf16"] = folder / "bf16"
             print(f"converted in {time.time() - start:.0f} s", flush=True)
-        # Once, so that kernels are compiled.
+        # A warm-up run, so that kernels are compiled.
         generate(arguments.qkv, models["blocks"], TEXTS, 4, arguments.device)
         for texts in (TEXTS[:1], TEXTS):
             steps, alone = {}, {}

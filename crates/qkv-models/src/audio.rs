@@ -1,12 +1,12 @@
-//! Sound: files to mono samples of 16 kHz, and samples to log-mel spectrograms, in pieces, so that hours of sound need
-//! no more memory than a minute.
+//! Audio: decodes files to mono samples at 16 kHz and turns samples into log-mel spectrograms, piece by piece, so that
+//! hours of audio need no more memory than a minute.
 //!
 //! | module | owns |
 //! | --- | --- |
 //! | `decode` | WAV, FLAC, MP3 and Ogg Vorbis to mono samples |
 //! | `resample` | any rate to 16 kHz |
 //! | [`log_mel`] | mel filters and the spectrogram that speech models read |
-//! | [`vocoder`] | spectrograms that speech is made of, and sound from them |
+//! | [`vocoder`] | spectrograms for speech synthesis, and sound from spectrograms |
 //! | [`wav`] | writing WAV |
 
 mod decode;
@@ -26,10 +26,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use symphonia::core::io::MediaSource;
 
-/// Samples a second of everything that leaves this module.
+/// Samples per second of all audio that leaves this module.
 pub const SAMPLE_RATE: usize = 16_000;
 
-/// A recording, which can be read several times, one reader after the other.
+/// A recording that can be read several times, by one reader at a time.
 #[derive(Debug)]
 pub struct Recording {
     source: Source,
@@ -40,22 +40,22 @@ pub struct Recording {
 enum Source {
     Path,
     Bytes(Arc<[u8]>),
-    /// A temporary file that has no name any more.
+    /// An unnamed temporary file.
     Temporary(File),
 }
 
 impl Recording {
-    /// A regular file.
+    /// Opens a regular file.
     ///
     /// # Errors
-    /// Names the file, where it cannot be opened.
+    /// If the file cannot be opened; the error names it.
     pub fn open(path: impl AsRef<Path>) -> Result<Recording> {
         let name = path.as_ref().to_owned();
         input::open(&name)?;
         Ok(Recording { source: Source::Path, name })
     }
 
-    /// The bytes of a file; `name` is for errors.
+    /// From the bytes of a file; `name` is for errors.
     ///
     /// ```
     /// use qkv_models::audio::{Recording, wav};
@@ -70,10 +70,10 @@ impl Recording {
         Recording { source: Source::Bytes(bytes.into()), name: name.as_ref().to_owned() }
     }
 
-    /// Everything from a stream, which ends first; it is kept in a temporary file. `name` is for errors.
+    /// Reads a stream to its end and keeps it in a temporary file. `name` is for errors.
     ///
     /// # Errors
-    /// Where the stream or the temporary file fails.
+    /// If the stream cannot be read or the temporary file cannot be written.
     pub fn from_stream(mut stream: impl Read, name: impl AsRef<Path>) -> Result<Recording> {
         let name = name.as_ref().to_owned();
         let failed = |error| Error::file("read", &name, error);
@@ -91,7 +91,7 @@ impl Recording {
     /// Its mono samples at 16 kHz, in pieces of any length.
     ///
     /// # Errors
-    /// Where it is no sound, or in a format that is not read.
+    /// If it is not audio, or in an unsupported format.
     pub fn samples(&self) -> Result<Samples> {
         let failed = |error| Error::file("read", &self.name, error);
         let source: Box<dyn MediaSource> = match &self.source {

@@ -1,4 +1,4 @@
-//! Batches of token sequences: padded rows, and the three sequences that training needs of each pair.
+//! Batches of token sequences: padded rows, and the three sequences that training needs for each pair.
 
 use crate::text::tokenizer::Tokenizer;
 
@@ -78,10 +78,10 @@ impl Rows {
     }
 }
 
-/// A target that does not count.
+/// A target that the loss ignores.
 pub const IGNORE: u32 = u32::MAX;
 
-/// Pairs of sequences, as training and teacher forcing take them.
+/// Pairs of sequences for training and teacher forcing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Source tokens, each row with its end token.
@@ -90,7 +90,7 @@ pub struct Batch {
     pub decoder_input: Rows,
     /// Tokens to predict: the target, then its end token, padded with [`IGNORE`].
     pub targets: Vec<u32>,
-    /// Lengths of the sequences that are packed in the one row of `decoder_input`; empty where rows are sequences.
+    /// Lengths of the sequences packed in the single row of `decoder_input`; empty if each row is a sequence.
     pub packed: Vec<usize>,
 }
 
@@ -112,10 +112,10 @@ impl Batch {
         }
     }
 
-    /// Rows of tokens of which some are to be predicted, each from those before it.
+    /// Rows of tokens, some of which are to be predicted, each from the tokens before it.
     ///
     /// # Panics
-    /// Where a row has fewer than two tokens.
+    /// If a row has fewer than two tokens.
     pub fn of_answers<'a>(rows: impl IntoIterator<Item = (&'a [u32], &'a [bool])>, pad: u32) -> Self {
         let (mut decoder_input, mut targets) = (Vec::new(), Vec::new());
         for (ids, answers) in rows {
@@ -132,7 +132,7 @@ impl Batch {
         }
     }
 
-    /// The same rows one behind the other in one row, without padding; attention stays within each.
+    /// Concatenates the rows into one, without padding; attention stays within each sequence.
     pub fn in_one_row(self) -> Self {
         let Batch { decoder_input, targets, .. } = self;
         let rows = 0..decoder_input.len();
@@ -151,7 +151,7 @@ impl Batch {
     /// Rows of plain text: every token predicts the next, and there is no source.
     ///
     /// # Panics
-    /// Where a row has fewer than two tokens, or rows differ in length.
+    /// If a row has fewer than two tokens, or rows differ in length.
     pub fn of_text<'a>(rows: impl IntoIterator<Item = &'a [u32]>) -> Self {
         let (mut decoder_input, mut targets, mut count, mut length) = (Vec::new(), Vec::new(), 0, 0);
         for row in rows {
@@ -169,7 +169,8 @@ impl Batch {
         }
     }
 
-    /// Targets of a joined sequence: none in place of the source, then the target and its end token.
+    /// Targets of a source and target joined in one sequence: ignored over the source, then the target and its end
+    /// token.
     pub(crate) fn targets_after_source(&self) -> Vec<u32> {
         let row = |at: usize| {
             let targets = &self.targets[at * self.decoder_input.length..][..self.decoder_input.lengths[at]];

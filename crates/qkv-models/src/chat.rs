@@ -9,7 +9,7 @@ use minijinja::{Environment, ErrorKind, context};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// Steps that a template may take; those of real models take some hundreds per message.
+/// Steps that a template may take; those of real models take a few hundred per message.
 const FUEL: u64 = 1_000_000;
 /// Placeholders for messages in the rendered text: characters of a private-use plane.
 const OPEN: char = '\u{f0000}';
@@ -54,7 +54,7 @@ impl Template {
     /// Parses a template; `path` is for errors.
     ///
     /// # Errors
-    /// Where its syntax is wrong.
+    /// If its syntax is wrong.
     pub fn new(source: &str, path: impl AsRef<Path>) -> Result<Self> {
         Self::called(source, path.as_ref().display().to_string())
     }
@@ -78,10 +78,10 @@ impl Template {
         &self.source
     }
 
-    /// Renders a conversation up to where the model answers.
+    /// Renders a conversation up to the point where the model answers.
     ///
     /// # Errors
-    /// Where the template refuses the messages, such as two of one role in a row.
+    /// If the template refuses the messages, such as two in a row with the same role.
     pub fn render(&self, messages: &[Message], bos: &str, eos: &str) -> Result<String> {
         self.render_for(messages, bos, eos, true)
     }
@@ -93,7 +93,7 @@ impl Template {
         template.render(around).map_err(wrong)
     }
 
-    /// Tokens of a conversation up to where the model answers.
+    /// Tokens of a conversation up to the point where the model answers.
     ///
     /// # Errors
     /// As [`render`](Template::render).
@@ -101,8 +101,8 @@ impl Template {
         self.tokens(messages, tokenizer, [bos, eos], true)
     }
 
-    /// Tokens of a whole conversation, and which of them the model has to say: the answers of the assistant with what
-    /// ends them.
+    /// Tokens of a whole conversation, and which of them the model has to generate: the answers of the assistant with
+    /// their end tokens.
     ///
     /// # Errors
     /// As [`render`](Template::render).
@@ -122,7 +122,7 @@ impl Template {
                 _ => shared(&self.tokens(&messages[..at], tokenizer, specials, true)?),
             };
             let end = shared(&self.tokens(&messages[..=at], tokenizer, specials, false)?).max(start);
-            // A line end after the token that ends an answer is the template's.
+            // A line break after the end token of an answer belongs to the template.
             let end = (start..end).rev().find(|&place| marks.contains(&whole[place])).map_or(end, |place| place + 1);
             answers[start..end].fill(true);
         }
@@ -136,7 +136,7 @@ impl Template {
         [bos, eos]: [u32; 2],
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>> {
-        // Messages are put in after special tokens have been recognized.
+        // Messages are inserted only after special tokens have been recognized.
         let stand_ins: Vec<Message> = (messages.iter().enumerate())
             .map(|(at, message)| Message::new(&message.role, format!("{OPEN}{at}{CLOSE}")))
             .collect();

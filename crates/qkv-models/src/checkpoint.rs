@@ -15,10 +15,10 @@ use crate::{Error, Model, ModelConfig, Result};
 use qkv_nn::Parameters;
 use std::path::Path;
 
-/// A model of zeros with its parameters, and the layout by which they are filled from a file.
+/// A model with zeroed parameters, and the layout that fills them from a file.
 pub(crate) type Blank<M> = (M, Parameters<f32>, Layout);
 
-/// A model that was read.
+/// A model that was read from files.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
     pub model: Model,
@@ -34,7 +34,7 @@ pub(crate) struct ModelFiles {
     pub config: ModelConfig,
     pub dialect: Dialect,
     pub weights: Weights,
-    /// The layout, where it is known before the model is built.
+    /// The layout, if it is known before the model is built.
     layout: Option<Layout>,
 }
 
@@ -57,12 +57,12 @@ impl ModelFiles {
         Ok(ModelFiles { config, dialect, weights: Weights::of_folder(path)?, layout: None })
     }
 
-    /// The names of its tensors, where they are not our own.
+    /// The layout of its tensors, unless their names are our own.
     pub fn known_layout(&self) -> Option<Layout> {
         self.layout.clone().or_else(|| self.dialect.layout(&self.config))
     }
 
-    /// Builds the model with parameters of zero.
+    /// Builds the model with zeroed parameters.
     pub fn build(&self, path: &Path) -> Result<Blank<Model>> {
         let settings = if is_gguf(path) { path.to_owned() } else { path.join(CONFIG) };
         // A model that claims to be larger than its file is refused before memory is allocated for it.
@@ -102,8 +102,8 @@ impl Checkpoint {
     }
 }
 
-/// What a model's files say about text: the tokenizer, the chat template, and the contents of
-/// `generation_config.json`, of which a GGUF file has the tokens that end an answer.
+/// The text settings in a model's files: tokenizer, chat template, and the contents of `generation_config.json`. In
+/// place of the last, a GGUF file has only the tokens that end an answer.
 pub(crate) struct TextSettings {
     pub tokenizer: Tokenizer,
     pub template: Option<Template>,
@@ -111,7 +111,7 @@ pub(crate) struct TextSettings {
 }
 
 impl TextSettings {
-    /// Of a folder or a GGUF file with these weights.
+    /// Reads the settings of a folder or a GGUF file with these weights.
     pub fn of(path: &Path, weights: &Weights) -> Result<TextSettings> {
         let Weights::Gguf(file) = weights else {
             return Ok(TextSettings {
@@ -129,7 +129,7 @@ impl TextSettings {
     }
 }
 
-/// Writes `config.json` and `model.safetensors`, in the layout of `transformers` where the model is a GPT-2, a Llama, a
+/// Writes `config.json` and `model.safetensors`, in the layout of `transformers` if the model is a GPT-2, a Llama, a
 /// Qwen2 or a Gemma 3.
 pub(crate) fn write_model(model: &Model, parameters: &Parameters<f32>, to: &Path, storage: Storage) -> Result<()> {
     let dialect = Dialect::of(model.config());
@@ -138,8 +138,8 @@ pub(crate) fn write_model(model: &Model, parameters: &Parameters<f32>, to: &Path
     folder::write_json(&to.join(CONFIG), &dialect.write(model.config()))
 }
 
-/// Writes `tokenizer.json` and a `tokenizer_config.json` that tells `transformers` to use it as it is: by the type of
-/// the model alone it would choose another tokenizer class.
+/// Writes `tokenizer.json` and a `tokenizer_config.json` that tells `transformers` to use it as it is: from the model
+/// type alone it would choose another tokenizer class.
 pub(crate) fn write_tokenizer(tokenizer: &Tokenizer, template: Option<&Template>, to: &Path) -> Result<()> {
     tokenizer.save(to.join(TOKENIZER))?;
     let name = |id: u32| tokenizer.name(id);
@@ -159,7 +159,8 @@ pub(crate) fn write_tokenizer(tokenizer: &Tokenizer, template: Option<&Template>
     folder::write_json(&to.join(TOKENIZER_CONFIG), &settings)
 }
 
-/// Reads the parameters that are trained under their own names: all of them, in their shapes, and no others.
+/// Reads the trained parameters under their own names. The file must have all of them, in their shapes, and no tensor
+/// that is not a parameter of the model.
 pub(crate) fn read_parameters(parameters: &mut Parameters<f32>, file: &TensorFile) -> Result<()> {
     let all: Vec<_> = parameters.trained().collect();
     for param in &all {
@@ -173,7 +174,7 @@ pub(crate) fn read_parameters(parameters: &mut Parameters<f32>, file: &TensorFil
     Ok(())
 }
 
-/// The parameters that are trained, as tensors under their own names.
+/// The trained parameters, as tensors under their own names.
 pub(crate) fn trained_tensors(parameters: &Parameters<f32>) -> Vec<NamedTensor<'_>> {
     let tensor = |param| NamedTensor {
         name: parameters.name(param),

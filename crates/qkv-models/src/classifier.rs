@@ -32,7 +32,7 @@ impl Classifier {
     /// The same with low-rank adapters in PEFT's format.
     ///
     /// # Errors
-    /// As [`open`](Classifier::open), and where the model is no encoder.
+    /// As [`open`](Classifier::open), or if there are adapters and the model is not an encoder.
     pub fn open_with(folder: impl AsRef<Path>, adapter: Option<&Path>) -> Result<Classifier> {
         let folder = folder.as_ref();
         let kind = kind(folder)?;
@@ -64,7 +64,7 @@ impl Classifier {
     /// The probabilities of all classes, for each text.
     ///
     /// # Errors
-    /// Where the model was not trained for classes, or classifies images.
+    /// If the model was not trained for classes, or classifies images.
     pub fn texts<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         match self {
             Classifier::Encoder(encoder) => encoder.classify(texts, machine),
@@ -78,7 +78,7 @@ impl Classifier {
     /// The probabilities of all classes, for each image.
     ///
     /// # Errors
-    /// Where the model classifies texts.
+    /// If the model classifies texts.
     pub fn images(&self, images: &[Image], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         match self {
             Classifier::Vit(vit) => vit.classify(images, machine),

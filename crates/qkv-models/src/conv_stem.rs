@@ -1,6 +1,7 @@
-//! A stem of convolutions: the start of an image encoder or of a vision model, which halves the image until a pixel is
-//! a place. With little data it sees more than patches do (Xiao et al. 2021, arXiv:2106.14881; Hassani et al. 2021,
-//! arXiv:2104.05704). At each resolution there may be residual blocks (He et al. 2015, arXiv:1512.03385).
+//! A convolutional stem: the first layers of an image encoder or a vision model, which halve the image until each pixel
+//! is one place, a cell of the grid that the Transformer attends to. With little data it works better than patches
+//! (Xiao et al. 2021, arXiv:2106.14881; Hassani et al. 2021, arXiv:2104.05704). Each resolution may have residual
+//! blocks (He et al. 2015, arXiv:1512.03385).
 
 use crate::{Error, Result};
 use qkv_nn::layers::{Builder, Conv2d, GroupNorm, Norm};
@@ -13,14 +14,14 @@ use serde::{Deserialize, Serialize};
 pub enum Stem {
     /// A linear map of each patch (Dosovitskiy et al. 2020, arXiv:2010.11929).
     Patches,
-    /// Convolutions of 3 × 3 that halve the image, each with a group norm, until a place is a patch.
+    /// 3 × 3 convolutions that halve the image, each with a group norm, until each pixel covers a patch.
     #[default]
     Conv,
     /// A ResNet of bottleneck blocks with group norms, as in the hybrid models of Dosovitskiy et al.
     ResNet,
 }
 
-/// The most residual blocks at a resolution.
+/// The largest number of residual blocks at one resolution.
 const MOST_BLOCKS: usize = 64;
 
 /// Sizes of a stem.
@@ -28,9 +29,9 @@ const MOST_BLOCKS: usize = 64;
 pub(crate) struct ConvStemConfig<'a> {
     /// Channels of the image.
     pub inputs: usize,
-    /// Channels of the first convolution; each later one has twice as many, up to `most`.
+    /// Channels of the first convolution; each later one doubles them, up to `most`.
     pub channels: usize,
-    /// The most channels.
+    /// The largest number of channels.
     pub most: usize,
     /// Side length of a place in pixels, a power of two.
     pub patch_size: usize,
@@ -39,7 +40,7 @@ pub(crate) struct ConvStemConfig<'a> {
 }
 
 impl ConvStemConfig<'_> {
-    /// Refuses what is no stem; `table` is the prefix of its settings.
+    /// Refuses an invalid stem; `table` is the prefix of its settings in errors.
     pub fn check(&self, table: &str) -> Result<()> {
         let ConvStemConfig { patch_size, blocks, .. } = *self;
         if !patch_size.is_power_of_two() || patch_size < 2 {
@@ -60,7 +61,7 @@ impl ConvStemConfig<'_> {
     /// The residual blocks after each convolution, and the convolution's stride.
     fn stages(&self) -> impl Iterator<Item = (usize, usize)> + use<'_> {
         let blocks = |resolution: usize| self.blocks.get(resolution).copied().unwrap_or(0);
-        // At the resolution of the image itself there is a convolution where blocks follow it.
+        // At full resolution there is a convolution only if blocks follow it.
         let first = usize::from(blocks(0) == 0);
         (first..=self.patch_size.ilog2() as usize)
             .map(move |resolution| (blocks(resolution), if resolution == 0 { 1 } else { 2 }))
@@ -84,12 +85,12 @@ impl ConvStemConfig<'_> {
     }
 }
 
-/// Groups of a norm: of 16 channels, or of all where they are fewer or cannot be divided so.
+/// Number of groups of a norm: groups of 16 channels, or a single group if the channels are not a multiple of 16.
 fn groups(channels: usize) -> usize {
     if channels.is_multiple_of(16) { channels / 16 } else { 1 }
 }
 
-/// A convolution of 3 × 3 and its norm.
+/// A 3 × 3 convolution and its norm.
 #[derive(Clone, Copy, Debug)]
 struct ConvNorm {
     conv: Conv2d,
@@ -109,7 +110,7 @@ impl ConvNorm {
     }
 }
 
-/// A convolution, by which stride, and the residual blocks after it.
+/// A convolution with its stride, and the residual blocks after it.
 #[derive(Clone, Debug)]
 struct Stage {
     first: ConvNorm,
@@ -121,7 +122,7 @@ struct Stage {
 #[derive(Clone, Debug)]
 pub(crate) struct ConvStem {
     stages: Vec<Stage>,
-    /// Channels that come out.
+    /// Output channels.
     pub outputs: usize,
 }
 

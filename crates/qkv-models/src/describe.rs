@@ -1,6 +1,6 @@
-//! Images to text: an image encoder, and a decoder that attends to its places while it writes. With a GRU and additive
-//! attention it is the model of Show, Attend and Tell (Xu et al. 2015, arXiv:1502.03044); with a Transformer decoder,
-//! that of image-to-LaTeX and of most captioners since.
+//! Image to text: an image encoder, and a decoder that attends to its places as it generates text. With a GRU and
+//! additive attention this is the model of Show, Attend and Tell (Xu et al. 2015, arXiv:1502.03044); with a Transformer
+//! decoder, that of image-to-LaTeX and of most captioners since.
 
 mod reader;
 
@@ -16,14 +16,14 @@ use qkv::Attention;
 use qkv_nn::layers::{FeedKind, Norm, PositionKind};
 use serde::{Deserialize, Serialize};
 
-/// What writes the text.
+/// The decoder that generates the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DecoderKind {
     /// Transformer layers, each with cross-attention to the image.
     #[default]
     Transformer,
-    /// A GRU that looks at the image before each token.
+    /// A GRU that attends to the image before each token.
     Gru,
 }
 
@@ -31,7 +31,7 @@ pub enum DecoderKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DescribeConfig {
-    /// What looks at the image.
+    /// The image encoder.
     pub image: ImageEncoderConfig,
     /// Model width.
     pub d_model: usize,
@@ -39,13 +39,13 @@ pub struct DescribeConfig {
     pub ffn_dim: usize,
     /// Number of heads.
     pub heads: usize,
-    /// What writes the text.
+    /// The decoder that generates the text.
     pub decoder: DecoderKind,
-    /// Number of its layers.
+    /// Number of decoder layers.
     pub decoder_layers: usize,
     /// The longest text in tokens.
     pub max_positions: usize,
-    /// The attention of the decoder to the image; by default scaled dot in a Transformer, additive in a GRU.
+    /// Attention of the decoder to the image; by default scaled dot-product in a Transformer, additive in a GRU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<Attention>,
     /// Dropout of embeddings and of each residual branch.
@@ -54,7 +54,7 @@ pub struct DescribeConfig {
     pub attention_dropout: f64,
     /// Weight of the mean attention entropy in the loss.
     pub entropy: f64,
-    /// Position encoding of the text, where a Transformer writes it.
+    /// Position encoding of the text, in a Transformer decoder.
     #[serde(skip_serializing_if = "is_sinusoidal")]
     pub positions: PositionKind,
     /// Whether the embedding of the text and the output projection share a matrix.
@@ -63,22 +63,22 @@ pub struct DescribeConfig {
     /// `ε` of the norms.
     #[serde(skip_serializing_if = "is_usual")]
     pub epsilon: f64,
-    /// Whether the embeddings of places and tokens go through a norm before the first layer.
+    /// Whether the embeddings of places and tokens are normalized before the first layer.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub embedding_norm: bool,
     /// Whether the output projection has a bias.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_bias: bool,
-    /// Activation of the feed-forward layers of a Transformer that writes.
+    /// Activation of the feed-forward layers of a Transformer decoder.
     #[serde(skip_serializing_if = "is_gelu")]
     pub activation: FeedKind,
-    /// Width of its heads, where it is not the model's width divided by the heads.
+    /// Width of the heads of a Transformer decoder, if it is not the model width over the number of heads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head_width: Option<usize>,
-    /// Whether its projections of queries, keys and values have biases.
+    /// Whether its query, key and value projections have biases.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub attention_bias: bool,
-    /// Whether the output of each of its attentions has a gate: attention on attention (Huang et al. 2019,
+    /// Whether the output of each of its attentions is gated: attention on attention (Huang et al. 2019,
     /// arXiv:1908.06954).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub gated_attention: bool,
@@ -136,7 +136,7 @@ impl DescribeConfig {
         ])
     }
 
-    /// The decoder, where it is a Transformer.
+    /// The configuration of a Transformer decoder.
     pub(crate) fn transformer(&self) -> TransformerConfig {
         TransformerConfig {
             d_model: self.d_model,
@@ -162,7 +162,7 @@ impl DescribeConfig {
         }
     }
 
-    /// The decoder, where it is a GRU.
+    /// The configuration of a GRU decoder.
     pub(crate) fn recurrent(&self) -> RecurrentConfig {
         RecurrentConfig {
             d_model: self.d_model,

@@ -1,10 +1,10 @@
-//! Detection as DETR does it (Carion et al. 2020, arXiv:2005.12872): what an image encoder sees is read by object
-//! queries in a Transformer decoder, each of which says what there is and where, or that there is nothing. In training
-//! each object is matched with one query, the one that makes the whole cheapest.
+//! Object detection as in DETR (Carion et al. 2020, arXiv:2005.12872): object queries in a Transformer decoder attend
+//! to the output of an image encoder, and each predicts a class and a box, or that there is no object. Training matches
+//! each object with one query, by the assignment of least total cost.
 //!
-//! For small data the queries lie on a grid: each starts from what is seen at its place and from a box there, and says
-//! how the object differs from it (anchors as in Wang et al. 2021, arXiv:2109.07107, filled from the encoder as in Zhu
-//! et al. 2020, arXiv:2010.04159). Every layer of the decoder is trained to answer.
+//! For small datasets the queries are on a grid: each starts from the encoder's output at its place and from an anchor
+//! box there, and predicts how the object's box differs from it (anchors as in Wang et al. 2021, arXiv:2109.07107,
+//! initialized from the encoder as in Zhu et al. 2020, arXiv:2010.04159). Every decoder layer is trained to predict.
 
 mod matching;
 mod reader;
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DetectConfig {
-    /// What looks at the image.
+    /// The image encoder.
     pub image: ImageEncoderConfig,
     /// Model width.
     pub d_model: usize,
@@ -35,11 +35,11 @@ pub struct DetectConfig {
     pub decoder_layers: usize,
     /// There is a query for every `query_stride × query_stride` places.
     pub query_stride: usize,
-    /// Weight of a query that should say that there is nothing, in the loss.
+    /// Loss weight of queries that should predict no object.
     pub no_object: f64,
-    /// Weight of the distance of coordinates, in loss and matching.
+    /// Weight of the coordinate distance, in the loss and the matching.
     pub distance: f64,
-    /// Weight of the generalized intersection over union.
+    /// Weight of the generalized intersection over union, in the loss and the matching.
     pub overlap: f64,
     /// Dropout of each residual branch.
     pub dropout: f64,
@@ -115,7 +115,7 @@ fn logit(fraction: f64) -> f64 {
 pub(crate) struct DetectNetwork {
     image: ImageEncoder,
     queries: Param,
-    /// Logits of the box that each query starts from, `[Q, 4]`: constants.
+    /// Logits of the anchor box of each query, `[Q, 4]`; constant.
     anchors: Vec<f32>,
     /// The place that each query starts from.
     starts: Vec<usize>,
@@ -126,7 +126,7 @@ pub(crate) struct DetectNetwork {
     edges: [Linear; 3],
 }
 
-/// What a layer of the decoder says: states of the queries, which the class head reads, and logits of boxes.
+/// Output of a decoder layer: states of the queries, which the class head reads, and logits of boxes.
 pub(crate) struct Said {
     /// `[B, Q, C]`.
     pub states: Var<f32>,
@@ -149,7 +149,7 @@ impl DetectNetwork {
             let (y, x) = (middle(query / columns, down), middle(query % columns, across));
             starts.push(y * across + x);
             let center = [(x as f64 + 0.5) / across as f64, (y as f64 + 0.5) / down as f64];
-            // Boxes start as two strides of places each way.
+            // Anchor boxes are two query strides wide and high, at most half the image.
             let size = [2.0 * stride as f64 / across as f64, 2.0 * stride as f64 / down as f64];
             anchors.extend(center.into_iter().chain(size.map(|side| side.min(0.5))).map(|x| logit(x) as f32));
         }
@@ -169,17 +169,17 @@ impl DetectNetwork {
         Ok(DetectNetwork { image, queries, anchors, starts, places, decoder, norm, class, edges })
     }
 
-    /// The linear layer of the classes; the last of them is nothing.
+    /// The linear layer of the classes; the last class is no object.
     pub fn class(&self) -> Linear {
         self.class
     }
 
-    /// Layers of the image encoder and of the decoder.
+    /// Number of layers of the image encoder and of the decoder.
     pub fn depths(&self) -> [usize; 2] {
         [self.image.layers(), self.decoder.len()]
     }
 
-    /// What every layer of the decoder says about pixels `[B, H, W, C]`; with `last`, the last one alone.
+    /// Outputs of all decoder layers for pixels `[B, H, W, C]`; with `last`, only of the last one.
     pub fn forward(&self, tape: &mut Tape<'_, f32>, pixels: Tensor<f32>, last: bool) -> Result<Vec<Said>> {
         let (batch, count) = (pixels.shape()[0], self.starts.len());
         let places = self.image.forward(tape, pixels)?; // (B, P, C)

@@ -1,5 +1,5 @@
-//! Random numbers as a function of a seed and a place, so that any stream can be started again where it is needed:
-//! Philox ([`qkv_simd::philox`]), in streams apart from those of dropout.
+//! Random numbers as a function of a seed and a place, so that any stream can be restarted wherever it is needed:
+//! Philox ([`qkv_simd::philox`]), in streams separate from those of dropout.
 
 use qkv_simd::philox;
 
@@ -71,7 +71,7 @@ impl Draws {
         (word >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A random element of a list that is not empty.
+    /// A random element of a nonempty list.
     pub fn pick<'a, T: ?Sized>(&mut self, among: &[&'a T]) -> &'a T {
         among[self.below(among.len())]
     }

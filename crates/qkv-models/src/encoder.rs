@@ -35,11 +35,11 @@ pub enum Head {
     Tags,
     /// The first and last token of an answer.
     Span,
-    /// Tokens that are masked, as BERT is pretrained.
+    /// Masked tokens, as in the pretraining of BERT.
     Masked,
 }
 
-/// The head that predicts masked tokens: a layer and a norm before the table of tokens, which is tied, and a bias.
+/// The head that predicts masked tokens: a linear layer and a norm, then the tied token embedding and a bias.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MaskedHead {
     pub transform: Linear,
@@ -75,7 +75,7 @@ pub struct EncoderConfig {
     pub attention_dropout: f64,
     /// Pads shorter texts.
     pub pad_token_id: u32,
-    /// Whether the first token's row passes through a tanh layer before classification, as BERT's pooler does.
+    /// Whether the first token's row passes through a tanh layer before classification, as in BERT's pooler.
     pub pooler: bool,
     /// The head.
     pub head: Head,
@@ -195,7 +195,7 @@ impl Bert {
         Ok(Bert { tokens, segments, norm, layers, pooler, head, masked, kind: config.head, dropout })
     }
 
-    /// The longest sequence it takes.
+    /// The longest sequence it accepts.
     pub fn max_len(&self) -> usize {
         self.tokens.max_len()
     }
@@ -238,7 +238,7 @@ impl Bert {
                 let first = tape.step(&x, 0);
                 self.pooled(tape, first)
             }
-            // BERT's head for masked tokens has a layer of its own, and no dropout before it.
+            // BERT's head for masked tokens has its own linear layer, and no dropout before it.
             Head::Masked => return Ok(x),
             _ => x,
         };
@@ -267,7 +267,7 @@ impl Bert {
         }
     }
 
-    /// The head that predicts masked tokens, and the table of tokens.
+    /// The head that predicts masked tokens, and the token embedding.
     pub fn masked(&self) -> Option<(MaskedHead, Param)> {
         self.masked.map(|head| (head, self.tokens.weight))
     }

@@ -1,5 +1,5 @@
 //! The errors of this crate. Each names the file, and the line, tensor or field in it. The program prints one as
-//! `error: …` and, where there is something to do about it, `hint: …`.
+//! `error: …` and, if something can be done about it, `hint: …`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -51,14 +51,14 @@ pub enum Error {
         /// What is wrong there.
         what: String,
     },
-    /// A file of a checkpoint is not the one that was written.
+    /// A file of a checkpoint differs from what was written.
     #[error("`{}` is damaged: {what}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         what: String,
-        /// The step of the newest checkpoint that is whole.
+        /// The step of the newest intact checkpoint.
         whole: Option<u64>,
     },
     /// A setting is invalid, or two of them do not fit together.
@@ -69,13 +69,13 @@ pub enum Error {
         /// What to do about it.
         hint: Option<String>,
     },
-    /// Something between ranks.
+    /// An error of the parallelism between ranks.
     #[error(transparent)]
     Ranks(#[from] qkv_ranks::Error),
-    /// `qkv` refused an attention.
+    /// `qkv` refused an attention call.
     #[error(transparent)]
     Attention(#[from] qkv::Error),
-    /// The GPU failed: no memory, no driver.
+    /// The GPU failed: out of memory or no driver, for example.
     #[error(transparent)]
     Device(#[from] qkv_cuda::Error),
 }
@@ -96,7 +96,7 @@ impl Error {
         Error::Format { path: path.as_ref().to_owned(), part: part.into(), what: what.into() }
     }
 
-    /// A file of a checkpoint that is not the one that was written.
+    /// A file of a checkpoint that differs from what was written.
     pub fn damaged(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
         Error::Damaged { path: path.as_ref().to_owned(), what: what.into(), whole: None }
     }

@@ -1,5 +1,5 @@
 //! Scores of a model on labelled data or text: accuracy and F1 of classes, entity F1 by kind, exact match and F1 of
-//! answers, perplexity; `images` scores models that look at images. Scores of translations are in
+//! answers, perplexity; `images` scores models that look at images. Scoring translations is left to
 //! [`metrics`](crate::metrics) and the program.
 
 mod images;
@@ -19,17 +19,17 @@ use qkv_nn::{Loss, Machine, Pool, Tape};
 use serde::Serialize;
 use std::path::Path;
 
-/// Scores of a model, in percent; those that do not apply are missing.
+/// Scores of a model; those that do not apply are missing. All but the loss and the perplexity are scaled by 100.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Evaluation {
     /// What was scored: `classes`, `tags`, `answers`, `text`, `descriptions`, `questions`, `boxes` or `images`.
     pub measured: &'static str,
     /// Texts, sentences, questions, tokens or images.
     pub items: usize,
-    /// Share of right classes, or of words with the right tag.
+    /// Share of correct classes, or of words with the correct tag.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
-    /// Share of answers or descriptions that are right to the letter.
+    /// Share of answers or descriptions that match exactly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exact: Option<f64>,
     /// F1 of entities over all kinds, mean F1 of classes, or mean word F1 of answers.
@@ -67,14 +67,14 @@ pub struct Evaluation {
     pub ap50_classes: Vec<(String, f64)>,
 }
 
-/// The longest row of text whose tokens are predicted together.
+/// The most tokens of a text that are predicted in one row.
 const ROW: usize = 1024;
 
 impl Evaluation {
-    /// Whether the model in a folder is scored by labels, not by translations.
+    /// Whether the model in a folder is scored on labels rather than on translations.
     ///
     /// # Errors
-    /// Where it has no `config.json`.
+    /// If it has no `config.json`.
     pub fn is_of_labels(folder: &Path) -> Result<bool> {
         Ok(matches!(kind(folder)?.as_str(), "encoder" | "han"))
     }
@@ -83,7 +83,7 @@ impl Evaluation {
     /// [`labelled`](crate::labelled).
     ///
     /// # Errors
-    /// Where model or data cannot be read or do not fit together.
+    /// If the model or the data cannot be read, or they do not fit together.
     pub fn of_labels(model: &Classifier, data: &Path, machine: &Machine) -> Result<Evaluation> {
         match model {
             Classifier::Encoder(encoder) if encoder.config.head == Head::Tags => tags(encoder, data, machine),
@@ -92,11 +92,11 @@ impl Evaluation {
         }
     }
 
-    /// The perplexity of a text under a model that generates: in rows of as many tokens as the model takes, at most
-    /// 1,024, each token predicted from those before it in its row.
+    /// The perplexity of a text under a generative model. The text is split into rows as long as the model accepts, at
+    /// most 1,024 tokens, and each token is predicted from those before it in its row.
     ///
     /// # Errors
-    /// Where the text cannot be read or has fewer than two tokens.
+    /// If the text cannot be read or has fewer than two tokens.
     pub fn of_text(generator: &Generator, data: &Path, machine: &Machine) -> Result<Evaluation> {
         let tokens = generator.tokenizer.encode_text(&packed::text(data)?);
         if tokens.len() < 2 {

@@ -1,5 +1,5 @@
-//! Frozen eyes: a trained [`ResNet`] whose features a model attends to, in place of pixels. Its weights are no part of
-//! the model, and what it saw in an image is remembered, so that training looks at each image once.
+//! Eyes: a trained, frozen [`ResNet`] whose features a model attends to in place of pixels. Its weights are not part of
+//! the model, and the features of an image are cached, so that training computes them once per image.
 
 use crate::image::Image;
 use crate::image_encoder::ImageEncoderConfig;
@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex};
 
 /// Channels of a ResNet's features.
 pub(crate) const WIDTH: usize = 2048;
-/// Pixels of a place, each way.
+/// Side length of a place in pixels.
 pub(crate) const STRIDE: usize = 32;
-/// The folder of the eyes beside a model that brings its own.
+/// The subfolder with the eyes of a model that ships its own.
 const BESIDE: &str = "eyes";
-/// The most values that are remembered: 8 GiB.
+/// The largest number of cached values: 8 GiB.
 const MOST_VALUES: usize = 1 << 32;
 
-/// A ResNet, and what it saw so far.
+/// A ResNet, and a cache of its features.
 #[derive(Debug)]
 pub(crate) struct Eyes {
     resnet: ResNet,
@@ -30,7 +30,8 @@ pub(crate) struct Eyes {
 }
 
 impl Eyes {
-    /// The eyes that a model's settings name, if any: in `eyes` beside the model, or where the settings say.
+    /// The eyes that a model's settings ask for, if any: from the subfolder `eyes` of the model if there is one, else
+    /// from the folder in the settings.
     pub fn of(config: &ImageEncoderConfig, model: Option<&Path>) -> Result<Option<Eyes>> {
         let Some(named) = &config.eyes else { return Ok(None) };
         let beside = model.map(|folder| folder.join(BESIDE)).filter(|folder| folder.is_dir());
@@ -45,7 +46,7 @@ impl Eyes {
         Ok(Some(Eyes { resnet, seen: Mutex::default() }))
     }
 
-    /// What they see in prepared images: `[B, H / 32, W / 32, 2048]`.
+    /// The features of prepared images, `[B, H / 32, W / 32, 2048]`.
     pub fn look(&self, images: &[Image], machine: &Machine) -> Result<Tensor<f32>> {
         let Some(first) = images.first() else { return Err(Error::invalid("there are no images to look at")) };
         let grid = [first.height(), first.width()].map(|side| side.div_ceil(STRIDE));
@@ -78,14 +79,14 @@ impl Eyes {
     }
 }
 
-/// A number for an image: its size and pixels.
+/// A hash of an image's size and pixels.
 fn key(image: &Image) -> u64 {
     let mut hasher = DefaultHasher::new();
     (image.width(), image.height(), image.points()).hash(&mut hasher);
     hasher.finish()
 }
 
-/// What a model sees first of prepared images: pixels, or what its eyes see.
+/// The input of a model for prepared images: their pixels, or the features that its eyes compute.
 pub(crate) fn input(
     config: &ImageEncoderConfig,
     eyes: Option<&Eyes>,

@@ -1,5 +1,5 @@
 //! File formats and access to files: safetensors, GGUF, CTranslate2, ggml, TensorFlow.js and PyTorch files and
-//! compressed data are read with every size checked against the bytes that are there; files are written atomically.
+//! compressed data are read with every size checked against the bytes that exist; files are written atomically.
 
 pub mod atomic;
 pub mod ctranslate2;

@@ -9,12 +9,12 @@ use qkv_simd::logits::all_finite;
 /// Refuses non-finite outputs, naming the first parameter that is not finite.
 ///
 /// # Errors
-/// Where an output is NaN or infinite.
+/// If an output is NaN or infinite.
 pub(crate) fn check(outputs: &[f32], parameters: &Parameters<f32>) -> Result<()> {
     if all_finite(Isa::best(), outputs) { Ok(()) } else { Err(refusal(parameters)) }
 }
 
-/// What is said of outputs that are not finite.
+/// The error for non-finite outputs.
 pub(crate) fn refusal(parameters: &Parameters<f32>) -> Error {
     let finite = |param: &qkv_nn::Param| parameters.values(*param).iter().all(|x| x.is_finite());
     match parameters.all().find(|param| !finite(param)) {

@@ -1,5 +1,5 @@
 //! Text generation with a decoder-only model: a prompt in, tokens out one at a time, streamed as text. Choosing a token
-//! from logits is left to [`search`](crate::search), turning tokens into text that can be printed at once to
+//! from logits is left to [`search`](crate::search), and turning tokens into text that can be printed at once to
 //! `stream_decoder`.
 
 mod graph_decoder;
@@ -45,7 +45,7 @@ pub struct Generator {
 pub struct Generation {
     /// How tokens are sampled; `None` takes the most probable one.
     pub sample: Option<Sampling>,
-    /// Logits of tokens in the prompt or the text are divided by this where positive, multiplied where negative.
+    /// Logits of tokens in the prompt or the text are divided by this if positive, multiplied by it if negative.
     pub repetition_penalty: f64,
     /// No n-gram of this many tokens is generated twice; 0 allows any.
     pub no_repeat: usize,
@@ -99,7 +99,7 @@ pub struct Generated {
     pub prompt_seconds: f64,
     /// Seconds for the remaining tokens.
     pub seconds: f64,
-    /// What the remaining tokens spent their time on.
+    /// Where the time of the remaining tokens went.
     pub usage: Usage,
     /// Why it finished.
     pub finish: Finish,
@@ -124,12 +124,12 @@ impl Generator {
         Ok(generator)
     }
 
-    /// Adds the adapters to the matrices that they belong to.
+    /// Merges the adapters into their matrices.
     pub fn merge(&mut self) {
         self.parameters.adapted().into_iter().for_each(|param| self.parameters.merge(param));
     }
 
-    /// From what was read; `path` is for errors.
+    /// From a checkpoint that was read; `path` is for errors.
     pub(crate) fn of_checkpoint(read: Checkpoint, path: &Path) -> Result<Self> {
         let Checkpoint { model, parameters, tokenizer, template, generation } = read;
         if model.gpt().is_none() {
@@ -146,10 +146,10 @@ impl Generator {
         Ok(Generator { model, parameters, tokenizer, template, generation: settings, end_tokens })
     }
 
-    /// Tokens of a conversation, up to where the model answers.
+    /// Tokens of a conversation, up to the point where the model answers.
     ///
     /// # Errors
-    /// Where the model has no chat template, or the template refuses the messages.
+    /// If the model has no chat template, or the template refuses the messages.
     pub fn conversation(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let config = self.model.config();
         match &self.template {
@@ -163,7 +163,7 @@ impl Generator {
     /// returns `false` to cancel. When the sequence outgrows the model's context, its older half is dropped.
     ///
     /// # Errors
-    /// Where a setting is out of range, or the model computes NaN.
+    /// If a setting is out of range, or the model computes NaN.
     pub fn generate(
         &self,
         prompt: &[u32],
@@ -172,7 +172,7 @@ impl Generator {
         receive: &mut (dyn FnMut(&str) -> bool + Send),
     ) -> Result<Generated> {
         settings.check()?;
-        // Inside the pool: a step hands out dozens of pieces of work, and from outside each would wake a thread.
+        // Runs inside the thread pool: a step spawns dozens of jobs, and from outside each of them would wake a thread.
         rayon::scope(|_| self.generate_in_pool(prompt, settings, machine, receive))
     }
 
@@ -228,8 +228,8 @@ impl Generator {
         })
     }
 
-    /// The token after `tokens`, the first `prompt` of which are the prompt, by its logits; none where every one would
-    /// repeat an n-gram.
+    /// Chooses the token after `tokens`, the first `prompt` of which are the prompt, from its logits; `None` if every
+    /// token would repeat an n-gram.
     fn choose(
         &self,
         scores: &mut [f32],
@@ -249,7 +249,7 @@ impl Generator {
     /// Logits after each of these tokens, `[N, V]`, in one pass without a cache.
     ///
     /// # Errors
-    /// Where there are more tokens than the model takes.
+    /// If there are more tokens than the model accepts.
     pub fn scores(&self, tokens: &[u32], machine: &Machine) -> Result<Vec<f32>> {
         let max_len = self.model.max_len();
         if tokens.len() > max_len {
@@ -279,10 +279,10 @@ impl Generator {
         Ok(scores)
     }
 
-    /// Writes a folder in the Hugging Face layout, which `transformers` reads where it knows the architecture.
+    /// Writes a folder in the Hugging Face layout, which `transformers` reads if it knows the architecture.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the folder cannot be written.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         self.save_at(folder.as_ref(), storage)
     }
@@ -313,7 +313,7 @@ struct Context<'g> {
     /// The first token in the context.
     start: usize,
     state: Option<GptState<f32>>,
-    /// Where a device decodes: it then has the cache.
+    /// Set while a device decodes, which then holds the cache.
     graph: Option<GraphDecoder<'g>>,
 }
 
@@ -322,7 +322,7 @@ impl<'g> Context<'g> {
         Context { generator, machine, pool, cache, start: 0, state: None, graph: None }
     }
 
-    /// The token after `tokens`, the first `prompt` of which are the prompt; none where every one would repeat an
+    /// The token after `tokens`, the first `prompt` of which are the prompt; `None` if every token would repeat an
     /// n-gram.
     fn next(&mut self, tokens: &[u32], prompt: usize, settings: &Generation) -> Result<Option<u32>> {
         let (generator, machine) = (self.generator, self.machine);
@@ -338,8 +338,8 @@ impl<'g> Context<'g> {
         Ok(generator.choose(&mut scores, tokens, prompt, settings, machine))
     }
 
-    /// The graph that decodes the next token: made once the prompt was read, and given up where the context is full, so
-    /// that what is left of the text is read again.
+    /// The graph that decodes the next token: created once the prompt has been read, and dropped when the context is
+    /// full, so that the remaining text is read again.
     fn graph(&mut self, tokens: &[u32], prompt: usize, settings: &Generation) -> Option<&mut GraphDecoder<'g>> {
         let (position, most) = (tokens.len() - self.start, prompt.saturating_add(settings.max_tokens));
         self.graph.take_if(|graph| position > graph.room());
@@ -365,7 +365,7 @@ impl<'g> Context<'g> {
     /// Logits of the token after `tokens`, `[V]`.
     ///
     /// # Errors
-    /// Where the model computes NaN.
+    /// If the model computes NaN.
     fn scores(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let Generator { model, parameters, .. } = self.generator;
         let gpt = model.gpt().expect("checked when it was opened");
@@ -391,22 +391,22 @@ impl<'g> Context<'g> {
 }
 
 impl Generation {
-    /// Whether the likeliest token is taken, whatever the text so far.
+    /// Whether the most probable token is always chosen, whatever the text so far.
     fn is_greedy(&self) -> bool {
         self.sample.is_none() && self.is_by_logits_alone()
     }
 
-    /// Whether a token is chosen by its logits, whatever the text so far.
+    /// Whether tokens are chosen by their logits alone, whatever the text so far.
     fn is_by_logits_alone(&self) -> bool {
         self.repetition_penalty == 1.0 && self.no_repeat == 0
     }
 
-    /// The text whose random numbers are drawn.
+    /// The number of the first text, which selects the random numbers that are drawn.
     fn first_draw(&self) -> u32 {
         self.sample.map_or(0, |sample| sample.before as u32)
     }
 
-    /// The same for one of several texts, which draws other numbers than those before it.
+    /// The settings for one of several texts, which draws other random numbers than those before it.
     fn of_text(&self, number: usize) -> Generation {
         let sample = self.sample.map(|sample| Sampling { before: sample.before + number, ..sample });
         Generation { sample, ..self.clone() }
@@ -426,7 +426,7 @@ impl Generation {
         search.check()
     }
 
-    /// Takes over the settings of a `generation_config.json`.
+    /// Adopts the settings of a `generation_config.json`.
     fn read(&mut self, json: &Value, path: &Path) -> Result<()> {
         let number = |name: &str| json.get(name).and_then(Value::as_f64);
         if json.get("do_sample").and_then(Value::as_bool) == Some(true) {

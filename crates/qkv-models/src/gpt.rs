@@ -1,6 +1,6 @@
 //! Decoder-only Transformer (Radford et al. 2018), with learned or rotary positions, layer or RMS norm, a gated or
 //! plain feed-forward layer, grouped-query attention, and layers that attend within a window: GPT-2, Llama, Qwen2 and
-//! Gemma 3 are some of its settings.
+//! Gemma 3 are special cases.
 //!
 //! Trained on plain text it is a language model; trained on pairs as one sequence, the source first, it translates or
 //! summarizes.
@@ -41,10 +41,9 @@ pub struct GptConfig {
     pub max_positions: usize,
     /// Normalization before each sublayer and at the end.
     pub norm: NormKind,
-    /// Whether what a sublayer adds is normalized, too (sandwich norm: Ding et al. 2021, arXiv:2105.13290).
+    /// Whether the output of each sublayer is normalized as well (sandwich norm: Ding et al. 2021, arXiv:2105.13290).
     pub sandwich_norm: bool,
-    /// Whether each head of queries and keys is normalized by its root mean square (Henry et al. 2020,
-    /// arXiv:2010.04245).
+    /// Whether queries and keys are RMS-normalized per head (Henry et al. 2020, arXiv:2010.04245).
     pub head_norm: bool,
     /// The `ε` of the norms.
     pub epsilon: f64,
@@ -52,7 +51,7 @@ pub struct GptConfig {
     pub activation: FeedKind,
     /// Whether linear layers have biases.
     pub bias: bool,
-    /// Whether the projections of queries, keys and values have biases, if not as the others.
+    /// Whether the query, key and value projections have biases, if this differs from the other layers.
     pub qkv_bias: Option<bool>,
     /// Whether input embedding and output projection share a matrix.
     pub tied: bool,
@@ -64,20 +63,20 @@ pub struct GptConfig {
     pub attention_dropout: f64,
     /// Self-attention; its mask is combined with a causal one.
     pub attention: Attention,
-    /// Layers that attend within a window; `None` where every layer sees all tokens.
+    /// Layers that attend within a window; `None` if every layer sees all tokens.
     pub local: Option<LocalLayers>,
 }
 
-/// Layers that attend within a window, between layers that see everything (Gemma Team 2025, arXiv:2503.19786). The
-/// last of every `period` layers sees everything.
+/// Layers that attend within a window, between global layers, which see everything (Gemma Team 2025, arXiv:2503.19786).
+/// The last of every `period` layers is global.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LocalLayers {
     /// Tokens that a token sees, itself included.
     pub window: usize,
-    /// Layers from one that sees everything to the next.
+    /// Number of layers from one global layer to the next.
     pub period: usize,
-    /// Base of their rotary positions.
+    /// Base of the rotary positions of local layers.
     pub rotary_base: f64,
 }
 
@@ -129,13 +128,12 @@ impl GptConfig {
         self.head_width.unwrap_or(self.d_model / self.heads.max(1))
     }
 
-    /// Whether it has none of what GPT-2 and Llama do not have: norms of heads or of what a sublayer adds, scaled
-    /// embeddings, local layers.
+    /// Whether it uses nothing that GPT-2 and Llama lack: head norms, sandwich norms, scaled embeddings, local layers.
     pub(crate) fn is_plain(&self) -> bool {
         !self.sandwich_norm && !self.head_norm && !self.scaled_embedding && self.local.is_none()
     }
 
-    /// Whether the projections of queries, keys and values have biases.
+    /// Whether the query, key and value projections have biases.
     pub fn qkv_bias(&self) -> bool {
         self.qkv_bias.unwrap_or(self.bias)
     }
@@ -167,7 +165,7 @@ struct Rotary {
     local: Option<LocalLayers>,
 }
 
-/// The angles of some positions, in layers that see everything and in local ones.
+/// The angles of some positions, in global and in local layers.
 #[derive(Clone, Debug)]
 struct LayerAngles<T> {
     global: Angles<T>,
@@ -188,7 +186,7 @@ impl Rotary {
         }
     }
 
-    /// Angles by width and base.
+    /// The angles of all layers, from a function of head width and base.
     fn angles<T>(self, make: impl Fn(usize, f64) -> Angles<T>) -> LayerAngles<T> {
         let local = self.local.map(|local| (local, make(self.width, local.rotary_base)));
         LayerAngles { global: make(self.width, self.base), local }
@@ -196,7 +194,7 @@ impl Rotary {
 }
 
 impl<T> LayerAngles<T> {
-    /// Those of a layer.
+    /// The angles of a layer.
     fn of(&self, layer: usize) -> &Angles<T> {
         match &self.local {
             Some((local, angles)) if local.has(layer) => angles,
@@ -216,7 +214,7 @@ impl Gpt {
     /// Adds its parameters: `tokens`, `layers.N`, `norm`, and `lm_head` unless it is tied.
     ///
     /// # Errors
-    /// Where heads and widths do not fit together, or the attention needs data that a layer does not have.
+    /// If heads and widths do not fit together, or the attention needs data that a layer does not have.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &GptConfig, vocabulary: usize) -> Result<Self> {
         let GptConfig { d_model, ffn_dim, heads, layers, positions, max_positions, dropout, .. } = *config;
         if let Some(LocalLayers { window, period, .. }) = config.local
@@ -287,7 +285,7 @@ impl Gpt {
         self.layers.len()
     }
 
-    /// The longest sequence it takes.
+    /// The longest sequence it accepts.
     pub fn max_len(&self) -> usize {
         self.most
     }
@@ -297,10 +295,10 @@ impl Gpt {
         self.rotary.map(|rotary| rotary.angles(|width, base| Angles::at(width, base, places)))
     }
 
-    /// Hidden states of all positions, `[B, N, C]`; of its own where a tape [shares](Tape::over) sequences.
+    /// Hidden states of all positions, `[B, N, C]`; only of the tape's own ones if it [shares](Tape::over) sequences.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// If `qkv` refuses an attention call.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, input: &Rows) -> Result<Var<T>> {
         let places = tape.places(input.length)?;
         let ids = tape.own(&input.ids, input.length);
@@ -313,11 +311,11 @@ impl Gpt {
         Ok(self.norm.forward(tape, &x))
     }
 
-    /// Hidden states of packed sequences, one behind the other in one row, `[1, T, C]`. Positions start again with each
+    /// Hidden states of packed sequences, one after the other in one row, `[1, T, C]`. Positions restart with each
     /// sequence, and attention stays within it.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// If `qkv` refuses an attention call.
     pub fn forward_packed<T: Float>(&self, tape: &mut Tape<'_, T>, ids: &[u32], lengths: &[usize]) -> Result<Var<T>> {
         if let Some(length) = lengths.iter().find(|&&length| length > self.most) {
             let what = format!("{length} tokens are more than the {} that the model takes", self.most);
@@ -341,7 +339,7 @@ impl Gpt {
     /// State before the first token of `batch` sequences.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// If `qkv` refuses an attention call.
     pub fn start<T: Float>(&self, tape: &mut Tape<'_, T>, batch: usize) -> Result<GptState<T>> {
         let caches = self.layers.iter().map(|layer| layer.caches(tape, batch, None));
         Ok(GptState { caches: caches.collect::<qkv::Result<_>>()?, position: 0 })
@@ -350,7 +348,7 @@ impl Gpt {
     /// Hidden states of `new` more tokens per sequence, `ids [B, new]`: `[B, new, C]`.
     ///
     /// # Errors
-    /// Where the sequence becomes longer than the model takes.
+    /// If the sequence becomes longer than the model accepts.
     pub fn step<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -371,11 +369,11 @@ impl Gpt {
         Ok(self.norm.forward(tape, &x))
     }
 
-    /// Hidden states of the next token of each of several sequences that have states of their own, of any lengths:
-    /// `[B, 1, C]`. What a sequence gets does not depend on those beside it.
+    /// Hidden states of the next token of several sequences, `[B, 1, C]`. Each sequence has its own state, of any
+    /// length, and its result does not depend on the others.
     ///
     /// # Errors
-    /// Where a sequence becomes longer than the model takes.
+    /// If a sequence becomes longer than the model accepts.
     pub fn step_each<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -405,7 +403,7 @@ impl Gpt {
     }
 }
 
-/// Caches of sequences whose positions a device counts, and the angles of all positions.
+/// Caches of sequences whose positions are counted on a device, and the angles of all positions.
 #[derive(Clone, Debug)]
 pub struct CountedState<T: Float> {
     batch: DecodeBatch,
@@ -419,10 +417,10 @@ impl<T: Float> CountedState<T> {
         &self.batch
     }
 
-    /// Takes over the cache of the first `tokens` tokens of a sequence of another state.
+    /// Copies the cache of the first `tokens` tokens of a sequence of another state.
     ///
     /// # Panics
-    /// Where that is not on the device or has fewer tokens, or there is not room enough.
+    /// If that cache is not on the device or has fewer tokens, or there is not enough room.
     pub fn put(&mut self, sequence: usize, state: &GptState<T>, from: usize, tokens: usize) {
         for (to, cache) in self.caches.iter_mut().flatten().zip(state.caches.iter().flatten()) {
             if let (Some(to), Some(cache)) = (to, cache) {
@@ -433,12 +431,12 @@ impl<T: Float> CountedState<T> {
 }
 
 impl Gpt {
-    /// Whether a GPU can decode it: attention that only the CPU computes cannot be.
+    /// Whether a GPU can decode it, which it cannot if any attention runs only on the CPU.
     pub fn runs_on_gpu(&self) -> bool {
         self.layers.iter().all(Block::runs_on_gpu)
     }
 
-    /// Empty caches for sequences whose positions a device counts.
+    /// Empty caches for sequences whose positions are counted on a device.
     pub fn start_counted<T: Float>(&self, operations: &Operations, batch: DecodeBatch) -> CountedState<T> {
         let caches = self.layers.iter().map(|layer| [Some(layer.counted_cache(operations, &batch)), None]).collect();
         let counted = |width, base| Angles::counted(width, base, operations, batch.room());
@@ -446,10 +444,10 @@ impl Gpt {
         CountedState { batch, caches, angles }
     }
 
-    /// Hidden states of the next token of each sequence, `[B, 1, C]`: the same launches for every token.
+    /// Hidden states of the next token of each sequence, `[B, 1, C]`, with the same kernel launches for every token.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// If `qkv` refuses an attention call.
     pub fn step_counted<T: Float>(&self, tape: &mut Tape<'_, T>, state: &mut CountedState<T>) -> Result<Var<T>> {
         let mut x = self.tokens.forward_counted(tape, &state.batch);
         for (at, (layer, caches)) in self.layers.iter().zip(&mut state.caches).enumerate() {

@@ -176,7 +176,7 @@ impl HanNetwork {
         Ok(tape.dropout(x, self.dropout))
     }
 
-    /// A placeholder row, where no document has a word.
+    /// A placeholder row, for when no document has a word.
     fn nothing<T: Float>(&self, tape: &Tape<'_, T>) -> Var<T> {
         let states = self.words.rnn.zeros(tape, 1).remove(0); // (1, 1, H)
         let width = 2 * states.value().width();

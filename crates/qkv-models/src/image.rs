@@ -1,15 +1,15 @@
-//! Images: PNG, JPEG, WebP and BMP files as rows of gray or RGB pixels, in the size that a model takes. The format is
-//! recognized by the first bytes and not by the name, and sizes are checked before memory is allocated.
+//! Images: PNG, JPEG, WebP and BMP files as rows of gray or RGB pixels, in the size that a model expects. The format is
+//! recognized by the first bytes rather than by the name, and sizes are checked before memory is allocated.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `decode` | PNG, JPEG, WebP and BMP |
-//! | `bmp` | BMP's own forms |
-//! | `fit` | an image in the size that a model takes |
-//! | `orientation` | photographs that a camera took sideways |
+//! | `decode` | PNG, JPEG and WebP, and the choice of the decoder |
+//! | `bmp` | BMP |
+//! | `fit` | an image in the size that a model expects |
+//! | `orientation` | the EXIF orientation of photographs |
 //! | `resize` | resampling |
-//! | `sample` | a window of an image, in the image's own size |
-//! | `trim` | formulas in a size of their own |
+//! | `sample` | a window of an image, scaled to the size of the image |
+//! | `trim` | formulas cropped to their own size |
 //! | [`idx`] | files of many small images and their classes, the format of MNIST |
 
 mod bmp;
@@ -60,7 +60,7 @@ impl Image {
     /// ```
     ///
     /// # Errors
-    /// Where the number of values does not fit the size, or the image is too large.
+    /// If the number of values does not fit the size, or the image is too large.
     pub fn new(width: usize, height: usize, channels: usize, points: Vec<u8>) -> Result<Image> {
         Image::fits(width, height).map_err(Error::invalid)?;
         if !matches!(channels, 1 | 3) || points.len() != width * height * channels {
@@ -147,13 +147,13 @@ impl Image {
         self.clone().upright(turned)
     }
 
-    /// The mean of two images of one size, this one with a share.
+    /// The weighted mean of two images of one size; the weight of this one is `share`.
     pub(crate) fn mixed(&self, other: &Image, share: f64) -> Image {
         let mix = |(&a, &b): (&u8, &u8)| (share * f64::from(a) + (1.0 - share) * f64::from(b)).round() as u8;
         Image { points: self.points.iter().zip(&other.points).map(mix).collect(), ..*self }
     }
 
-    /// Fills a rectangle that lies within it: its left upper corner, its width and height.
+    /// Fills a rectangle inside the image, given by its upper left corner, width and height.
     pub(crate) fn fill(&mut self, [left, top]: [usize; 2], [width, height]: [usize; 2], mut value: impl FnMut() -> u8) {
         let line = self.width * self.channels;
         for row in self.points.chunks_exact_mut(line).skip(top).take(height) {

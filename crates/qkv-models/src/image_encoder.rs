@@ -1,6 +1,6 @@
-//! The part of a model that looks at an image: the image in the size it takes, cut into places by patches or by a stem
-//! of convolutions, and Transformer layers over them. What the places are for, a caption, boxes or an answer, is left
-//! to the model it is part of.
+//! The image encoder of a model: an image is fitted to the expected size, divided into a grid of places by patches or a
+//! convolutional stem, and encoded by Transformer layers over the places. What the places are used for (a caption,
+//! boxes, an answer) is left to the model that the encoder is part of.
 
 use crate::conv_stem::{ConvStem, ConvStemConfig, Stem};
 use crate::eyes;
@@ -26,31 +26,31 @@ pub struct ImageEncoderConfig {
     pub width: usize,
     /// 1 for gray, 3 for color.
     pub channels: usize,
-    /// How an image of another size is made to fit.
+    /// How an image of another size is fitted.
     pub fit: Fit,
     /// How pixels become places.
     pub stem: Stem,
-    /// Side length of a place in pixels; a power of two where the stem is `conv` or `resnet`.
+    /// Side length of a place in pixels; a power of two if the stem is `conv` or `resnet`.
     pub patch_size: usize,
-    /// Channels of the first convolution of a stem; each later one has twice as many, up to the model's width.
+    /// Channels of the first convolution of a stem; each later one doubles them, up to the model's width.
     pub stem_channels: usize,
-    /// Residual blocks of a stem at each resolution, from that of the image to that of the places; none, if left out.
-    /// Of a stem that is a ResNet, the blocks of each stage, which are at a quarter of the image's resolution first.
+    /// Residual blocks of a stem at each resolution, from that of the image to that of the places; none by default. For
+    /// a ResNet stem, the blocks of each stage; the first stage is at a quarter of the image's resolution.
     pub stem_blocks: Vec<usize>,
     /// Number of Transformer layers.
     pub layers: usize,
-    /// Mean of each channel, for values from 0 to 1; 0.5, if left out.
+    /// Mean of each channel, for values from 0 to 1; 0.5 by default.
     pub mean: Vec<f64>,
-    /// Standard deviation of each channel; 0.5, if left out.
+    /// Standard deviation of each channel; 0.5 by default.
     pub deviation: Vec<f64>,
-    /// Whether a class token, which sees the whole image, is attended to besides the places.
+    /// Whether there is a class token, which sees the whole image, besides the places.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub class_token: bool,
-    /// `ε` of the norms, where it is not the model's.
+    /// `ε` of the norms, if it is not the model's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epsilon: Option<f64>,
-    /// The folder of a trained [`ResNet`](crate::ResNet) in place of a stem: its last features are the places, and it
-    /// is not trained.
+    /// The folder of a trained [`ResNet`](crate::ResNet) to use in place of a stem: its last features are the places,
+    /// and it stays frozen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eyes: Option<PathBuf>,
 }
@@ -120,7 +120,7 @@ impl Widths {
 }
 
 impl ImageEncoderConfig {
-    /// Refuses sizes that are zero, that no machine could hold, or that do not fit together.
+    /// Refuses sizes that are zero, too large for any machine, or do not fit together.
     pub(crate) fn check(&self) -> Result<()> {
         let sizes = [
             ("image.height", self.height, 1 << 12),
@@ -173,7 +173,7 @@ impl ImageEncoderConfig {
         Ok(())
     }
 
-    /// Its stem of convolutions, in a model of this width.
+    /// Its convolutional stem, in a model of this width.
     fn conv_stem(&self, d_model: usize) -> ConvStemConfig<'_> {
         let ImageEncoderConfig { channels, stem_channels, patch_size, .. } = *self;
         ConvStemConfig {
@@ -185,13 +185,13 @@ impl ImageEncoderConfig {
         }
     }
 
-    /// Its stem, where it is a ResNet.
+    /// Its ResNet stem.
     pub(crate) fn resnet_stem(&self) -> ResNetStemConfig<'_> {
         let ImageEncoderConfig { channels, stem_channels, patch_size, .. } = *self;
         ResNetStemConfig { inputs: channels, channels: stem_channels, patch_size, blocks: &self.stem_blocks }
     }
 
-    /// Refuses what only a model that describes has: images in sizes of their own, and a class token.
+    /// Refuses settings that only models that describe support: images in their own sizes, and a class token.
     pub(crate) fn check_places_alone(&self) -> Result<()> {
         if self.fit == Fit::Trim || self.class_token {
             return Err(Error::invalid("`image.fit = \"trim\"` and `image.class_token` are for models that describe"));
@@ -199,7 +199,7 @@ impl ImageEncoderConfig {
         Ok(())
     }
 
-    /// Rows and columns of places; of the largest image, where images have sizes of their own.
+    /// Rows and columns of places; those of the largest image if images have their own sizes.
     pub fn grid(&self) -> [usize; 2] {
         [self.height, self.width].map(|side| side / self.patch_size.max(1))
     }
@@ -214,10 +214,10 @@ impl ImageEncoderConfig {
         [image.height(), image.width()].map(|side| side / self.patch_size.max(1))
     }
 
-    /// An image in the size and channels that it takes.
+    /// Converts an image to the size and channels that the encoder expects.
     ///
     /// # Errors
-    /// Where it cannot be resized.
+    /// If it cannot be resized.
     pub fn prepared(&self, image: &Image) -> Result<Image> {
         match self.fit {
             Fit::Stretch => image.resized_in(self.channels, self.width, self.height),
@@ -225,8 +225,8 @@ impl ImageEncoderConfig {
         }
     }
 
-    /// [Prepared](ImageEncoderConfig::prepared) images as numbers, `[B, H, W, C]`: as large as the largest, with white
-    /// at the right and below the others.
+    /// [Prepared](ImageEncoderConfig::prepared) images as normalized numbers, `[B, H, W, C]`, in the size of the
+    /// largest; the others are padded with white at the right and the bottom.
     pub(crate) fn pixels(&self, images: &[Image]) -> Tensor<f32> {
         let of = |numbers: &Vec<f64>, c: usize| numbers.get(c).copied().unwrap_or(0.5);
         let levels: Vec<[f32; 2]> = (0..self.channels)
@@ -256,7 +256,7 @@ impl ImageEncoderConfig {
     }
 }
 
-/// What comes before the last map.
+/// The layers before the last projection.
 #[derive(Clone, Debug)]
 enum Front {
     Nothing,
@@ -268,11 +268,11 @@ enum Front {
 #[derive(Clone, Debug)]
 pub(crate) struct ImageEncoder {
     front: Front,
-    /// The last map to the model's width: of patches, or of each pixel after the stem.
+    /// The projection to the model's width: of patches, or of each pixel after the stem.
     last: (Conv2d, Windows2d),
     class: Option<Param>,
     positions: Param,
-    /// Columns of the positions.
+    /// Columns of the grid of positions.
     columns: usize,
     embedding_norm: Option<Norm>,
     layers: Vec<Block>,
@@ -329,8 +329,8 @@ impl ImageEncoder {
         self.layers.len()
     }
 
-    /// What is seen at each place of pixels `[B, H, W, C]`, or of what [`Eyes`](eyes::Eyes) see:
-    /// `[B, P, d_model]`, row by row, after what the class token saw where there is one.
+    /// Encodes pixels `[B, H, W, C]`, or the features of [`Eyes`](eyes::Eyes), to a vector per place,
+    /// `[B, P, d_model]`, row by row, after the vector of the class token if there is one.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, pixels: Tensor<T>) -> Result<Var<T>> {
         let batch = pixels.shape()[0];
         let mut x = tape.constant(pixels);
@@ -344,7 +344,7 @@ impl ImageEncoder {
         let &[_, rows, columns, width] = x.shape() else { unreachable!("images have four axes") };
         let count = rows * columns;
         let x = x.reshaped(&[batch, count, width]);
-        // A smaller image has the positions of the upper left part; those of the class token come first.
+        // A smaller image uses the positions of the upper left part; that of the class token comes first.
         let first = usize::from(self.class.is_some());
         let place = |at: usize| (first + at / columns * self.columns + at % columns) as u32;
         let places: Vec<u32> = (0..batch).flat_map(|_| (0..count).map(place)).collect();

@@ -1,5 +1,5 @@
-//! Inspection of a checkpoint: its tensors with shapes and storage types, and what does not fit the model of its
-//! configuration.
+//! Inspection of a checkpoint: its tensors with shapes and storage types, and where they do not fit the model that its
+//! configuration describes.
 
 use crate::architecture::Generative;
 use crate::checkpoint::{ModelFiles, is_gguf};
@@ -19,7 +19,7 @@ use std::path::Path;
 pub struct Inspection {
     /// Its path.
     pub path: String,
-    /// The model of its configuration, in words.
+    /// The model that its configuration describes, in words.
     pub model: Option<String>,
     /// Its tensors, in alphabetical order.
     pub tensors: Vec<TensorSummary>,
@@ -43,7 +43,7 @@ pub struct TensorSummary {
 }
 
 impl Inspection {
-    /// Inspects a model's folder, a `.safetensors`, `.gguf`, `.pt` or `.pth` file. What does not fit is listed; a file
+    /// Inspects a model's folder, or a `.safetensors`, `.gguf`, `.pt` or `.pth` file. Mismatches are listed; a file
     /// that cannot be read is an error.
     ///
     /// # Errors

@@ -7,8 +7,8 @@ use crate::layout::formulas::FormulaReader;
 use crate::layout::{bert, vit};
 use std::path::Path;
 
-/// The kind of the model in a folder, as in a recipe; `resnet` in the layout of TensorFlow.js; its `model_type` where
-/// that is none we know.
+/// The kind of the model in a folder, as in a recipe; `resnet` for the layout of TensorFlow.js; its `model_type` if
+/// that is unknown.
 ///
 /// # Errors
 /// Names the file that is missing or not JSON.

@@ -153,16 +153,16 @@ impl LabelledTexts {
     }
 }
 
-/// The images of a list, each once, and for each line the number of its image and the text.
+/// The distinct images of a list, and for each line the index of its image and the text.
 #[derive(Clone, Debug)]
 pub struct Captions {
     /// The images.
     pub images: Vec<Image>,
-    /// The number of an image, and its text.
+    /// The index of an image, and its text.
     pub lines: Vec<(usize, String)>,
 }
 
-/// Reads a list of lines `image ⇥ text`, with paths counted from its folder.
+/// Reads a list of lines `image ⇥ text`, with paths relative to its folder.
 ///
 /// # Errors
 /// Names the file and the line.

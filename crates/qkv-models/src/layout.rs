@@ -1,13 +1,14 @@
-//! Layouts of other programs: names and shapes of tensors of GPT-2, Llama, Qwen2, Gemma 3, BERT and ViT in the Hugging
-//! Face layout, and of decoders in GGUF. A layout is a table that is read both ways: each of their tensors is one or
-//! several parameters of ours, stacked, and perhaps transposed or with the rows of its heads permuted.
+//! Checkpoint layouts of other programs: names and shapes of the tensors of GPT-2, Llama, Qwen2, Gemma 3, BERT and ViT
+//! in the Hugging Face layout, and of decoders in GGUF. A layout is a table that serves for reading and for writing:
+//! each foreign tensor is one of our parameters or several of them stacked, possibly transposed or with the rows of its
+//! heads permuted.
 //!
 //! | module | owns |
 //! | --- | --- |
 //! | `config` | fields of a foreign `config.json`, with errors that name them |
 //! | `gpt2`, `llama` (and Qwen2), `gemma`, `bert`, `vit`, `latex_ocr`, `pix2tex` | table and configuration of each |
 //! | `gguf` | tables and configurations of decoders in GGUF |
-//! | `formulas` | which of the last two a folder is |
+//! | `formulas` | whether a folder is of `latex_ocr` or `pix2tex` |
 
 pub(crate) mod bert;
 pub(crate) mod config;
@@ -32,7 +33,7 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::path::Path;
 
-/// A tensor's shape and its values: the parameter's own memory where they are the same.
+/// A tensor's shape and its values, borrowed from the parameter if they are the same.
 pub(crate) type ShapedValues<'p> = (Vec<usize>, Cow<'p, [f32]>);
 
 /// How a foreign tensor is laid out.
@@ -44,11 +45,11 @@ pub(crate) enum Form {
     Transposed,
     /// Rows of this many heads permuted: the two rows that rotary positions rotate together are adjacent.
     Paired(usize),
-    /// The gain of a norm, less 1.
+    /// The gain of a norm, minus 1.
     LessOne,
-    /// With these axes over the same values; leading zeros are no axes.
+    /// The same values with these axes; leading zeros are not axes.
     Axes([usize; 4]),
-    /// A convolution of images, `[outputs, inputs, height, width]`: ours has the channels of a pixel side by side.
+    /// A 2D convolution, `[outputs, inputs, height, width]`; ours has channels last.
     Kernels([usize; 4]),
 }
 
@@ -72,11 +73,11 @@ pub(crate) struct Layout {
     /// Prefix of all names.
     pub prefix: &'static str,
     pub tensors: Vec<Mapped>,
-    /// Suffixes, or with `^` prefixes, of tensors that are no parameters: masks, tied copies, other heads.
+    /// Suffixes, or prefixes after a `^`, of tensors that are not parameters: masks, tied copies, other heads.
     pub ignored: &'static [&'static str],
 }
 
-/// Whose configuration and tensor names a model's folder has.
+/// Whose configuration format and tensor names a model's folder follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// Ours.
@@ -135,7 +136,7 @@ impl Dialect {
         }
     }
 
-    /// The table of a model; `None` where names are our own.
+    /// The table of a model; `None` if names are our own.
     pub(crate) fn layout(self, config: &ModelConfig) -> Option<Layout> {
         match (&config.architecture, self) {
             (Architecture::Gpt(sizes), Dialect::Gpt2) => Some(gpt2::layout(sizes)),
@@ -147,7 +148,7 @@ impl Dialect {
 }
 
 impl Layout {
-    /// The layout where parameters keep their names.
+    /// The layout in which parameters keep their names.
     pub fn own(parameters: &Parameters<f32>) -> Layout {
         let tensors = parameters.all().filter(|&param| !parameters.is_of_adapter(param)).map(|param| {
             let name = parameters.name(param);
@@ -169,11 +170,11 @@ impl Layout {
         if head { name.to_owned() } else { format!("{prefix}{name}") }
     }
 
-    /// Fills all parameters in their shapes. A tensor that is not in the table is an error.
+    /// Fills all parameters; the shapes must match. A tensor that is not in the table is an error.
     pub fn fill(&self, parameters: &mut Parameters<f32>, weights: &Weights) -> Result<()> {
         let prefix = self.prefix_in(weights);
         let name = |mapped: &Mapped| Layout::full(prefix, &mapped.name);
-        // Billions of numbers are packed by all threads, each with tensors of its own.
+        // All threads pack tensors in parallel: there may be billions of numbers.
         let quantized = |mapped: &Mapped| self.quantized(parameters, weights, mapped, &name(mapped));
         let quantized: Vec<_> = self.tensors.par_iter().map(quantized).collect();
         for (mapped, quantized) in self.tensors.iter().zip(quantized) {
@@ -203,7 +204,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The matrix of a tensor in its quantized blocks, which decoding reads; `None` where it is something else.
+    /// The matrix of a tensor in its quantized blocks, which decoding reads; `None` if it is not stored in such blocks.
     fn quantized(
         &self,
         parameters: &Parameters<f32>,
@@ -214,7 +215,7 @@ impl Layout {
         let parts = self.parts(parameters, mapped)?;
         let (shape, rows, _) = shape_of(parameters, &parts, mapped.form);
         let &[param] = &parts[..] else { return Ok(None) };
-        // Another shape is an error where values are read.
+        // Another shape becomes an error when values are read.
         if weights.shape(name) != Some(&shape[..]) {
             return Ok(None);
         }
@@ -239,7 +240,7 @@ impl Layout {
         let storage = weights.storage(name);
         for &part in &parts {
             let (values, &[_, width]) = (parameters.get(part), parameters.shape(part)) else { continue };
-            // What a file stores in 16 bits is exact in them.
+            // Values that a file stores in 16 bits lose nothing when they are kept in 16 bits.
             let half = match storage.as_deref() {
                 Some("BF16") => HalfMatrix::Bf16(PackedMatrix::new(&rounded(values, bf16::from_f32), width)),
                 Some("F16") => HalfMatrix::F16(PackedMatrix::new(&rounded(values, f16::from_f32), width)),
@@ -364,7 +365,7 @@ fn shape_of(parameters: &Parameters<f32>, parts: &[Param], form: Form) -> (Vec<u
     }
 }
 
-/// Elements in another type.
+/// Converts elements to another type.
 fn rounded<T>(values: &[f32], round: impl Fn(f32) -> T) -> Vec<T> {
     values.iter().map(|&x| round(x)).collect()
 }
@@ -374,7 +375,7 @@ fn transposed(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
     (0..width).flat_map(|x| (0..rows).map(move |r| values[r * width + x])).collect()
 }
 
-/// Transposes matrices that lie one behind the other.
+/// Transposes each of several consecutive matrices.
 fn each_transposed(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
     let each = (rows * width).max(1);
     values.chunks_exact(each).flat_map(|matrix| transposed(matrix, rows, width)).collect()
@@ -386,7 +387,7 @@ fn unpaired(values: &[f32], rows: usize, width: usize, heads: usize) -> Vec<f32>
     (0..rows).flat_map(|row| values[from(row) * width..][..width].iter().copied()).collect()
 }
 
-/// The foreign row of a row of ours.
+/// The foreign row of one of our rows.
 fn unpaired_row(rows: usize, heads: usize) -> impl Fn(usize) -> usize {
     let each = rows / heads.max(1);
     move |row| {
@@ -395,11 +396,11 @@ fn unpaired_row(rows: usize, heads: usize) -> impl Fn(usize) -> usize {
     }
 }
 
-/// What a model's folder holds: a description, the number of parameters where the model can be built, what does not
-/// fit, and the weights.
+/// The contents of a model's folder: a description, the number of parameters if the model can be built, mismatches, and
+/// the weights.
 pub(crate) type Inspected = (String, Option<usize>, Vec<String>, Weights);
 
-/// The same of a model that was built from its settings, or could not be.
+/// The same, from the result of building the model from its settings.
 pub(crate) fn inspected<N>(words: String, built: Result<(N, Parameters<f32>, Layout)>, weights: Weights) -> Inspected {
     match built {
         Ok((_, parameters, layout)) => {

@@ -9,18 +9,18 @@ use symphonia::core::formats::{FormatOptions, FormatReader, TrackType};
 use symphonia::core::io::{MediaSource, MediaSourceStream};
 use symphonia::core::meta::MetadataOptions;
 
-/// Rates in Hertz that are read.
+/// Supported sample rates in hertz.
 const RATES: std::ops::RangeInclusive<usize> = 1_000..=768_000;
 /// The largest number of channels.
 const MOST_CHANNELS: usize = 64;
-/// Bytes that a WAV file announces where its length was unknown to a program that wrote to a pipe: the most that the
-/// field holds, or about half of it, as `arecord` and `sox` do.
+/// Sizes in the header of a WAV file whose length was not known when it was written to a pipe: the largest value of the
+/// field, or about half of it, as `arecord` and `sox` write.
 const UNKNOWN_BYTES: [std::ops::RangeInclusive<u64>; 2] = [0x7fff_0000..=0x8000_0100, 0xffff_0000..=u64::MAX];
 
-/// The largest sample; what is right stays within ±1, or near it.
+/// The largest sample that is accepted; valid ones stay within ±1, or near it.
 const LOUDEST: f32 = 1e6;
 
-/// The formats, by their first bytes.
+/// Container formats, recognized by their first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Container {
     Wav,
@@ -48,7 +48,7 @@ pub(super) struct Decoder {
     decoder: Box<dyn AudioDecoder>,
     track: u32,
     rate: usize,
-    /// Samples per channel that the header announces, where it is to be believed.
+    /// Samples per channel according to the header, if it can be trusted.
     announced: Option<u64>,
     /// Samples per channel so far.
     decoded: u64,
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Decoder {
     }
 }
 
-/// A panic of a decoder becomes an error: they check arithmetic on some headers in debug builds alone.
+/// Turns a panic of a decoder into an error: some headers make its arithmetic overflow, which panics in debug builds.
 fn caught<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("it cannot be decoded".into()))
 }
@@ -141,7 +141,7 @@ impl Decoder {
             self.packets += 1;
             let buffer = match self.decoder.decode(&packet) {
                 Ok(buffer) => buffer,
-                // A stream that was cut from a longer one starts and ends within a frame.
+                // A clip cut out of a longer stream may start and end in the middle of a frame.
                 Err(Error::DecodeError(_)) if self.container == Container::Mpeg => {
                     self.damaged += 1;
                     continue;
@@ -173,7 +173,7 @@ impl Decoder {
         }
     }
 
-    /// The checks at the end.
+    /// Checks at the end of the stream.
     fn end(&self) -> Result<Option<Vec<f32>>, String> {
         match self.announced {
             Some(announced) if self.decoded < announced => {

@@ -1,8 +1,9 @@
 //! Log-mel spectrograms as Whisper reads them (Radford et al. 2022, arXiv:2212.04356): windows of 25 ms every 10 ms,
-//! their power in mel bands, its logarithm relative to the loudest point of the whole recording.
+//! their power in mel bands, and its logarithm, clipped at a fixed distance below the loudest point of the whole
+//! recording.
 //!
-//! The loudest point is known only at the end, so that a recording is read twice. The first pass also finds what is
-//! wrong with a file before anything of it is used.
+//! The loudest point is known only at the end, so a recording is read twice. The first pass also finds any damage to a
+//! file before any of it is used.
 
 use super::{Recording, SAMPLE_RATE, Samples};
 use crate::Result;
@@ -10,19 +11,19 @@ use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
 use std::sync::Arc;
 
-/// Samples of a window.
+/// Samples per window.
 pub const WINDOW: usize = 400;
 /// Samples from one window to the next.
 pub const HOP: usize = 160;
-/// Frequencies of a window.
+/// Frequency bins per window.
 pub const FREQUENCIES: usize = WINDOW / 2 + 1;
-/// Frames a second.
+/// Frames per second.
 pub const FRAME_RATE: usize = SAMPLE_RATE / HOP;
-/// Silence behind the end.
+/// Samples of silence appended to a recording.
 const PADDING: usize = HOP;
-/// Powers below are taken as this.
+/// Lower bound on power.
 const FLOOR: f32 = 1e-10;
-/// Logarithms (base 10) this far below the loudest are cut.
+/// Base-10 logarithms are clipped at this distance below the loudest.
 const RANGE: f32 = 8.0;
 
 /// Mel filters of unit area (Slaney 1998).
@@ -31,7 +32,7 @@ pub struct MelFilters {
     bands: usize,
     /// `[bands, FREQUENCIES]`.
     weights: Vec<f32>,
-    /// The frequencies of each band whose weights are not zero.
+    /// The frequency bins of each band, from the first to the last with a nonzero weight.
     ranges: Vec<std::ops::Range<usize>>,
 }
 
@@ -41,13 +42,13 @@ impl std::fmt::Debug for MelFilters {
     }
 }
 
-/// The frequency of a place on the mel scale: linear up to 1000 Hz, then logarithmic.
+/// The frequency of a point on the mel scale: linear up to 1000 Hz, then logarithmic.
 fn hertz(mel: f64) -> f64 {
     let linear = mel * 200.0 / 3.0;
     if mel < 15.0 { linear } else { 1000.0 * ((6.4f64).ln() / 27.0 * (mel - 15.0)).exp() }
 }
 
-/// The place of 8000 Hz on the mel scale.
+/// 8000 Hz on the mel scale.
 const HIGHEST_MEL: f64 = 45.245640471924965;
 
 impl MelFilters {
@@ -62,7 +63,7 @@ impl MelFilters {
         MelFilters::of_window(bands, WINDOW)
     }
 
-    /// The same over the frequencies of another window: `window / 2 + 1` of them.
+    /// The same for windows of another length, which have `window / 2 + 1` frequency bins.
     pub(super) fn of_window(bands: usize, window: usize) -> MelFilters {
         let frequencies = window / 2 + 1;
         let edge = |at: usize| hertz(HIGHEST_MEL * at as f64 / (bands + 1) as f64);
@@ -78,10 +79,10 @@ impl MelFilters {
         MelFilters::of_weights(bands, frequencies, weights)
     }
 
-    /// Given filters, `[bands, 201]`.
+    /// Filters with the given weights, `[bands, 201]`.
     ///
     /// # Panics
-    /// Where there are not as many weights.
+    /// If the number of weights is not `bands * 201`.
     pub fn new(bands: usize, weights: Vec<f32>) -> MelFilters {
         MelFilters::of_weights(bands, FREQUENCIES, weights)
     }
@@ -102,7 +103,7 @@ impl MelFilters {
         self.bands
     }
 
-    /// The weights of each band that are not zero, with the first frequency they belong to.
+    /// The nonzero weights of each band, with the index of their first frequency bin.
     pub(super) fn rows(&self) -> impl Iterator<Item = (usize, &[f32])> {
         let rows = self.weights.chunks_exact(self.weights.len() / self.bands.max(1));
         rows.zip(&self.ranges).map(|(row, range)| (range.start, &row[range.clone()]))
@@ -114,16 +115,17 @@ impl MelFilters {
     }
 }
 
-/// The frames of a stream of samples: `log10` of the power in each band, before the cut at the loudest.
+/// The frames of a stream of samples: `log10` of the power in each band, before clipping.
 struct Frames {
     samples: Samples,
     filters: MelFilters,
     transform: Arc<dyn RealToComplex<f32>>,
     hann: Vec<f32>,
-    /// Samples from the start of the next window on; before the first sample stand its mirror images.
+    /// Samples that are still needed; the next window starts at `from`. The first sample is preceded by the mirrored
+    /// start.
     buffer: Vec<f32>,
     from: usize,
-    /// Samples of the recording, once its end is reached.
+    /// Number of samples of the recording, once its end is reached.
     total: Option<usize>,
     read: usize,
     frame: usize,
@@ -154,7 +156,7 @@ impl Frames {
         };
         let half = WINDOW / 2;
         frames.fill(half + 1)?;
-        // Behind the end stands silence, and behind that its mirror image.
+        // The recording is followed by `PADDING` zeros, and the whole is mirrored at both ends.
         let length = frames.total.map_or(usize::MAX / 4, |total| total + PADDING);
         let mirrored = |at: usize| match at % (2 * (length - 1)) {
             at if at < length => at,
@@ -167,7 +169,7 @@ impl Frames {
         Ok(frames)
     }
 
-    /// Reads until the buffer has `count` samples from its start on, or the recording ends.
+    /// Reads until the buffer has `count` samples after `from`, or the recording ends.
     fn fill(&mut self, count: usize) -> Result<()> {
         while self.buffer.len() - self.from < count && self.total.is_none() {
             match self.samples.next().transpose()? {
@@ -183,7 +185,7 @@ impl Frames {
         Ok(())
     }
 
-    /// The next frame, `[bands]`; `None` at the end. There is one frame for every started hop, and one more.
+    /// The next frame, `[bands]`; `None` at the end. There is one frame per whole hop, and one more.
     fn next(&mut self, out: &mut [f32]) -> Result<Option<()>> {
         self.fill(WINDOW)?;
         if self.total.is_some_and(|total| self.frame > total / HOP) {
@@ -209,7 +211,7 @@ impl Frames {
     }
 }
 
-/// The log-mel spectrogram of a recording, window by window. It holds the frames of one window at a time.
+/// The log-mel spectrogram of a recording, window by window. Holds the frames of one window at a time.
 pub struct Spectrogram<'a> {
     recording: &'a Recording,
     filters: &'a MelFilters,
@@ -217,7 +219,7 @@ pub struct Spectrogram<'a> {
     /// Frames that were read and may be needed again, from frame `first` on, `[.., bands]`.
     held: Vec<f32>,
     first: usize,
-    /// Of the whole recording.
+    /// Number of frames of the whole recording.
     count: usize,
     samples: usize,
     loudest: f32,
@@ -233,7 +235,7 @@ impl<'a> Spectrogram<'a> {
     /// Reads a recording once from start to end, and opens it again.
     ///
     /// # Errors
-    /// Whatever is wrong with the recording, anywhere in it.
+    /// If anything is wrong with the recording, at any point of it.
     pub fn new(recording: &'a Recording, filters: &'a MelFilters) -> Result<Spectrogram<'a>> {
         let mut frames = Frames::new(recording, filters)?;
         let mut frame = vec![0.0; filters.bands];
@@ -247,7 +249,7 @@ impl<'a> Spectrogram<'a> {
         Ok(Spectrogram { recording, filters, frames, held: Vec::new(), first: 0, count, samples, loudest })
     }
 
-    /// Number of frames: of the whole recording, without the last one, which the padding made.
+    /// Number of frames of the whole recording, without the last one, which comes from the padding.
     pub fn frames(&self) -> usize {
         self.count
     }
@@ -257,10 +259,11 @@ impl<'a> Spectrogram<'a> {
         self.samples as f64 / SAMPLE_RATE as f64
     }
 
-    /// Frames `from .. from + content`, then zeros, `[length, bands]`. Windows that go forward are read in one pass.
+    /// Frames `from .. from + content`, then zeros, `[length, bands]`. Reading windows in ascending order takes one
+    /// pass.
     ///
     /// # Errors
-    /// Where the file cannot be read any more.
+    /// If the file can no longer be read.
     pub fn window(&mut self, from: usize, content: usize, length: usize) -> Result<Vec<f32>> {
         let bands = self.filters.bands;
         if from < self.first {

@@ -1,17 +1,19 @@
-//! Mono samples of any rate to 16 kHz, in pieces: `rubato`'s band-limited resampler, without its delay.
+//! Resamples mono audio of any rate to 16 kHz, piece by piece: `rubato`'s band-limited resampler with its delay
+//! removed.
 
 use super::SAMPLE_RATE;
 use rubato::audioadapter_buffers::direct::InterleavedSlice;
 use rubato::{Fft, FixedSync, Indexing, Resampler as _, WindowFunction};
 
-/// Input samples of one step, at least. The filter is as long: a sharp cut below half the lower rate.
+/// Minimum number of input samples per step. The filter is as long, which gives a sharp cutoff below half the lower
+/// rate.
 const CHUNK: usize = 4096;
 
 /// A resampler from one rate.
 pub(super) struct Resampler {
     inner: Fft<f32>,
     rate: usize,
-    /// Samples that are not enough for a step yet.
+    /// Samples that are not yet enough for a step.
     waiting: Vec<f32>,
     /// Output samples still to be dropped: the delay of the filter.
     delay: usize,
@@ -32,7 +34,8 @@ fn gcd(a: usize, b: usize) -> usize {
 impl Resampler {
     pub fn new(rate: usize) -> Result<Resampler, String> {
         let (window, fixed) = (WindowFunction::BlackmanHarris2, FixedSync::Input);
-        // The delay is half a step: of an even number of output samples, so that it is a whole number.
+        // The delay is half a step; a step has an even number of output samples, so the delay is a whole number of
+        // them.
         let block = rate / gcd(rate, SAMPLE_RATE);
         let chunk = 2 * block * CHUNK.div_ceil(2 * block);
         let inner = Fft::new_custom(rate, SAMPLE_RATE, chunk, 1, 1, window, fixed)
@@ -41,7 +44,7 @@ impl Resampler {
         Ok(Resampler { inner, rate, waiting: Vec::new(), delay, read: 0, written: 0 })
     }
 
-    /// Output samples of the input so far.
+    /// Number of output samples for the input so far.
     fn due(&self) -> u64 {
         (self.read * SAMPLE_RATE as u64).div_ceil(self.rate as u64)
     }
@@ -59,7 +62,7 @@ impl Resampler {
         out
     }
 
-    /// The rest, behind which there is silence.
+    /// The rest of the output, as if silence followed the input.
     pub fn finish(&mut self) -> Vec<f32> {
         let mut out = Vec::new();
         while self.written < self.due() {
@@ -70,7 +73,7 @@ impl Resampler {
         out
     }
 
-    /// One step from `count` waiting samples, and silence where those are too few.
+    /// Runs one step on `count` waiting samples, followed by silence if those are too few.
     fn step(&mut self, from: usize, count: usize, out: &mut Vec<f32>) {
         let input = InterleavedSlice::new(&self.waiting[from..from + count], 1, count).expect("as long as it says");
         let mut block = vec![0.0; self.inner.output_frames_next()];
@@ -110,7 +113,7 @@ mod tests {
             let found = resampled(rate, &tone(rate, 440.0, 1.0), 1000);
             assert_eq!(found.len(), SAMPLE_RATE, "from {rate}");
             let expected = tone(SAMPLE_RATE, 440.0, 1.0);
-            // The ends have silence beyond them.
+            // The ends differ, because there is silence beyond them.
             let off = (1000..15_000).map(|at| (found[at] - expected[at]).abs()).fold(0.0, f32::max);
             assert!(off < 2e-3, "from {rate}: {off}");
         }

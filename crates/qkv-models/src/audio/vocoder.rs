@@ -1,10 +1,10 @@
-//! Spectrograms that speech is made of, and sound from them: amplitudes in mel bands of windows of 50 ms every 12.5 ms,
-//! as logarithms, and back by the pseudo-inverse of the mel filters and the algorithm of Griffin and Lim (1984) with
-//! momentum (Perraudin et al. 2013).
+//! Spectrograms for speech synthesis, and sound from spectrograms. A spectrogram has the log amplitudes in mel bands of
+//! windows of 50 ms every 12.5 ms; the way back is the pseudo-inverse of the mel filters, then the algorithm of Griffin
+//! and Lim (1984) with momentum (Perraudin et al. 2013).
 //!
-//! A mel band says how much sound there is and not in which phase. Griffin and Lim search for the sound whose spectrum
-//! has these amplitudes: spectra of overlapping windows contradict each other unless their phases agree, so that going
-//! to sound and back brings them closer together.
+//! A mel band has an amplitude but no phase. Griffin and Lim search for a sound whose spectrum has these amplitudes:
+//! the spectra of overlapping windows contradict each other unless their phases agree, so each round trip to sound and
+//! back brings them closer to agreement.
 
 use super::{MelFilters, SAMPLE_RATE};
 use crate::draws::Draws;
@@ -13,35 +13,35 @@ use realfft::{ComplexToReal, RealFftPlanner, RealToComplex};
 use std::f32::consts::TAU;
 use std::sync::Arc;
 
-/// Samples of a transform.
+/// Samples per transform.
 const TRANSFORM: usize = 1024;
-/// Samples of a window; the rest of a transform is zeros.
+/// Samples per window; the rest of a transform is zeros.
 const WINDOW: usize = 800;
 /// Samples from one window to the next.
 pub const HOP: usize = 200;
-/// Frames a second.
+/// Frames per second.
 pub const FRAME_RATE: usize = SAMPLE_RATE / HOP;
-/// Frequencies of a transform.
+/// Frequency bins per transform.
 const FREQUENCIES: usize = TRANSFORM / 2 + 1;
-/// Amplitudes below are taken as this.
+/// Lower bound on amplitudes.
 const FLOOR: f32 = 1e-5;
-/// Logarithms of amplitudes, less the middle, over the spread: numbers of speech are then about 0 and 1.
+/// Log amplitudes are shifted and scaled by these, so that for speech the mean is about 0 and the spread about 1.
 const MIDDLE: f32 = -5.0;
 const SPREAD: f32 = 3.0;
-/// Root of the mean square to which recordings are brought, so that all are equally loud.
+/// RMS level to which recordings are scaled, so that all are equally loud.
 const LEVEL: f64 = 0.08;
-/// Amplitudes this far below the loudest frame are silence before and behind: −40 dB.
+/// Parts this far below the loudest one count as silence at the start and the end: −40 dB.
 const SILENCE: f32 = 1e-2;
-/// Samples of silence that are kept at each end.
+/// Samples of silence kept at each end.
 const MARGIN: usize = SAMPLE_RATE / 20;
-/// How far the phases of a step go beyond it.
+/// Momentum: each step is extrapolated by this multiple of the last change.
 const MOMENTUM: f32 = 0.99;
-/// Steps that make the amplitudes of frequencies fit those of bands.
+/// Number of iterations that fit the amplitudes of frequency bins to those of mel bands.
 const FITS: usize = 30;
-/// Purpose of random draws: first phases.
+/// Purpose of random draws: initial phases.
 const PHASES: u32 = 12;
 
-/// Transforms of one set of mel filters.
+/// Transforms for one set of mel filters.
 #[derive(Clone)]
 pub struct Vocoder {
     filters: MelFilters,
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Vocoder {
     }
 }
 
-/// `x` with `A x = b` for every column of `b [n, m]`, where `a [n, n]` is symmetric and positive definite: elimination.
+/// Solves `A x = b` by elimination for every column of `b [n, m]`; `a [n, n]` is symmetric and positive definite.
 fn solve(mut a: Vec<f64>, mut b: Vec<f64>, n: usize) -> Vec<f64> {
     let m = b.len() / n;
     for at in 0..n {
@@ -81,7 +81,7 @@ fn solve(mut a: Vec<f64>, mut b: Vec<f64>, n: usize) -> Vec<f64> {
 }
 
 impl Vocoder {
-    /// For so many mel bands between 0 and 8000 Hz.
+    /// A vocoder with `bands` mel bands between 0 and 8000 Hz.
     ///
     /// ```
     /// use qkv_models::audio::Vocoder;
@@ -99,7 +99,8 @@ impl Vocoder {
         for (a, b) in (0..bands).flat_map(|a| (0..bands).map(move |b| (a, b))) {
             square[a * bands + b] = row(a).iter().zip(row(b)).map(|(x, y)| x * y).sum();
         }
-        // Bands that lie between two frequencies have no weights: nothing is known of them.
+        // A band that falls between two frequency bins has no weights; the small diagonal term keeps the matrix
+        // invertible.
         let most = (0..bands).map(|at| square[at * bands + at]).fold(0.0, f64::max);
         (0..bands).for_each(|at| square[at * bands + at] += 1e-9 * most.max(1e-30));
         let solved = solve(square, weights, bands); // (bands, FREQUENCIES)
@@ -116,7 +117,7 @@ impl Vocoder {
         self.filters.bands()
     }
 
-    /// The transforms of the windows around every [`HOP`]th sample, `[frames, FREQUENCIES]`.
+    /// The spectra of the windows centered on every [`HOP`]th sample, `[frames, FREQUENCIES]`.
     fn transform(&self, samples: &[f32]) -> Vec<Complex<f32>> {
         let frames = samples.len() / HOP + 1;
         let (mut windowed, mut scratch) = (self.forward.make_input_vec(), self.forward.make_scratch_vec());
@@ -133,7 +134,7 @@ impl Vocoder {
         all
     }
 
-    /// The sound whose transforms are nearest to these, `[frames, FREQUENCIES]`.
+    /// The sound whose spectra are nearest to `spectra [frames, FREQUENCIES]`.
     fn sound(&self, spectra: &[Complex<f32>]) -> Vec<f32> {
         let length = (spectra.len() / FREQUENCIES).saturating_sub(1) * HOP;
         let (mut sum, mut weight) = (vec![0.0; length], vec![1e-8; length]);
@@ -155,7 +156,7 @@ impl Vocoder {
         sum.iter().zip(&weight).map(|(sum, weight)| sum / weight).collect()
     }
 
-    /// The spectrogram of mono samples of 16 kHz, `[frames, bands]`: one frame for every started [`HOP`] and one more.
+    /// The spectrogram of mono samples at 16 kHz, `[frames, bands]`: one frame per whole [`HOP`] and one more.
     pub fn spectrogram(&self, samples: &[f32]) -> Vec<f32> {
         let mut found = Vec::new();
         for spectrum in self.transform(samples).chunks_exact(FREQUENCIES) {
@@ -168,8 +169,8 @@ impl Vocoder {
         found
     }
 
-    /// Amplitudes of frequencies whose bands are those of a spectrogram: the pseudo-inverse, then steps that keep them
-    /// above zero (Lee and Seung 2001).
+    /// Amplitudes of frequency bins that match the mel bands of a spectrogram: the pseudo-inverse, then multiplicative
+    /// updates, which keep them positive (Lee and Seung 2001).
     fn amplitudes(&self, spectrogram: &[f32]) -> Vec<f32> {
         let bands = self.bands();
         let mut all = Vec::with_capacity(spectrogram.len() / bands * FREQUENCIES);
@@ -193,10 +194,10 @@ impl Vocoder {
         all
     }
 
-    /// The sound of a spectrogram, after so many steps from random phases.
+    /// The sound of a spectrogram, after `iterations` steps from random phases.
     ///
     /// # Panics
-    /// Where the spectrogram does not consist of whole frames.
+    /// If the spectrogram does not consist of whole frames.
     pub fn samples(&self, spectrogram: &[f32], iterations: usize, seed: u64) -> Vec<f32> {
         assert!(spectrogram.len().is_multiple_of(self.bands()), "frames of {} bands", self.bands());
         let amplitudes = self.amplitudes(spectrogram);
@@ -217,8 +218,8 @@ impl Vocoder {
     }
 }
 
-/// A recording without the silence before and behind what is said, at the loudness of all others; empty where it is
-/// silent throughout.
+/// A recording without the silence before and after the speech, scaled to the common loudness; empty if it is silent
+/// throughout.
 pub(crate) fn trimmed(samples: &[f32]) -> Vec<f32> {
     let there = &samples[spoken_range(samples)];
     let mean = there.iter().map(|&x| f64::from(x * x)).sum::<f64>() / there.len().max(1) as f64;
@@ -226,7 +227,7 @@ pub(crate) fn trimmed(samples: &[f32]) -> Vec<f32> {
     there.iter().map(|x| x * factor).collect()
 }
 
-/// The samples between the silence before and behind what is said.
+/// The range of samples between the silence before and after the speech.
 pub(crate) fn spoken_range(samples: &[f32]) -> std::ops::Range<usize> {
     let loud: Vec<f32> =
         samples.chunks(HOP).map(|part| part.iter().map(|x| x * x).sum::<f32>() / part.len() as f32).collect();

@@ -24,7 +24,7 @@ use qkv_nn::layers::Builder;
 use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Var};
 use std::path::Path;
 
-/// Images that are described together.
+/// Images that are described in one batch.
 const TOGETHER: usize = 16;
 
 /// A model that describes images.
@@ -42,7 +42,7 @@ pub struct Describer {
     pub(crate) network: DescribeNetwork,
 }
 
-/// Handles to the parameters: what looks, and what writes.
+/// Handles to the parameters of the image encoder and of the decoder.
 #[derive(Clone, Debug)]
 pub(crate) struct DescribeNetwork {
     image: ImageEncoder,
@@ -73,22 +73,22 @@ pub struct Description {
     pub log_probability: f64,
 }
 
-/// Where a model looked while it wrote: attention weights over the places of an image.
+/// Where a model looked as it generated text: attention weights over the places of an image.
 #[derive(Clone, Debug)]
 pub struct LookedAt {
     /// The image, as the model saw it.
     pub image: Image,
     /// Rows and columns of places.
     pub grid: [usize; 2],
-    /// The tokens that were written, the end token last.
+    /// The tokens of the text, the end token last.
     pub tokens: Vec<u32>,
-    /// A row for each token, a weight for each place, row by row: the mean over heads of the layer that aligns best.
+    /// For each token, the weight of each place, row by row: the mean over the heads of the layer that aligns best.
     pub weights: Vec<Vec<f32>>,
-    /// Every attention: of the image encoder, of the decoder to itself, of the decoder to the image.
+    /// All attentions: of the image encoder, of the decoder to itself, of the decoder to the image.
     pub attentions: Vec<ObservedAttention>,
 }
 
-/// Configuration and weights of a folder, and the model with parameters of zero.
+/// Configuration and weights of a folder, and the model with zeroed parameters if it can be built.
 fn found(folder: &Path) -> Result<(ModelConfig, DescribeConfig, Weights, Result<Blank<DescribeNetwork>>)> {
     let foreign = FormulaReader::of(folder);
     let path = folder.join(CONFIG);
@@ -160,7 +160,7 @@ impl Describer {
     /// A new model with parameters drawn from the seed.
     ///
     /// # Errors
-    /// Where sizes do not fit together.
+    /// If sizes do not fit together.
     pub fn new(config: &DescribeConfig, tokenizer: Tokenizer, search: Search, seed: u64) -> Result<Describer> {
         let whole = Describer::whole(config, tokenizer.len(), &tokenizer);
         let mut parameters = Parameters::new();
@@ -173,7 +173,7 @@ impl Describer {
         ModelConfig::new(Architecture::Describe(config.clone()), vocab_size, SpecialTokens::of(tokenizer))
     }
 
-    /// A model on the weights of a trained one, with the same tokenizer.
+    /// A model initialized with the weights of a trained one, with the same tokenizer.
     pub(crate) fn from_start(
         config: &DescribeConfig,
         tokenizer: Tokenizer,
@@ -190,21 +190,21 @@ impl Describer {
     /// Writes its folder.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the folder cannot be written.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let (folder, config) = (folder.as_ref(), self.network.decoder.config());
         own_folder::write(folder, config, &self.parameters, Some(&self.tokenizer), storage)?;
         write_json(&folder.join(GENERATION_CONFIG), &self.search)
     }
 
-    /// The tokens of a text, at most as many as the model writes.
+    /// The tokens of a text, at most as many as the model can generate.
     pub(crate) fn tokens(&self, text: &str) -> Vec<u32> {
         let mut tokens = self.tokenizer.encode(text);
         tokens.truncate(self.config.max_positions.saturating_sub(1));
         tokens
     }
 
-    /// A batch of texts, whose sources are what is seen of their images, `[B, P, C]`.
+    /// A batch of texts whose sources are their encoded images, `memory [B, P, C]`.
     fn batch(&self, texts: &[&[u32]], memory: &Var<f32>) -> Batch {
         let mut batch = Batch::new(texts.iter().map(|&text| (&[][..], text)), self.network.decoder.config().specials());
         let places = memory.shape()[1];
@@ -213,7 +213,7 @@ impl Describer {
         batch
     }
 
-    /// What it sees in [prepared](crate::ImageEncoderConfig::prepared) images, `[B, P, C]`.
+    /// Encodes [prepared](crate::ImageEncoderConfig::prepared) images, `[B, P, C]`.
     fn look(&self, tape: &mut Tape<'_, f32>, images: &[Image]) -> Result<Var<f32>> {
         let input = eyes::input(&self.config.image, self.eyes.as_ref(), images, tape.machine())?;
         self.network.image.forward(tape, input)
@@ -250,17 +250,18 @@ impl Describer {
     /// ```
     ///
     /// # Errors
-    /// Where the model computes NaN.
+    /// If the model computes NaN.
     pub fn describe(&self, images: &[Image], search: &Search, machine: &Machine) -> Result<Vec<Vec<Description>>> {
         let images = images.iter().map(|image| self.config.image.prepared(image)).collect::<Result<Vec<_>>>()?;
-        // An unknown word says nothing about an image, and what comes before it says too little.
+        // Special tokens other than the end are forbidden: an unknown word says nothing about an image, and a text that
+        // stops before it says too little.
         let (tokenizer, end) = (&self.tokenizer, self.tokenizer.eos());
         let specials = [Some(tokenizer.pad()), Some(tokenizer.bos()), tokenizer.unk()].into_iter().flatten();
         let never = specials.filter(|&token| token != end).collect();
         // The length of a text does not depend on the size of its image.
         let search = &Search { length_ratio: 0.0, length_extra: self.config.max_positions, never, ..search.clone() };
         let (pool, mut all) = (Pool::new(), vec![Vec::new(); images.len()]);
-        // Those of one size together: what is said of an image does not depend on the others.
+        // Images of one size are batched; the description of an image does not depend on the others.
         let size = |&at: &usize| (images[at].height(), images[at].width());
         let mut order: Vec<usize> = (0..images.len()).collect();
         order.sort_by_key(size);
@@ -285,10 +286,10 @@ impl Describer {
         Ok(all)
     }
 
-    /// Where the model looks while it writes these tokens about an image.
+    /// Where the model looks as it generates these tokens for an image.
     ///
     /// # Errors
-    /// Where there are more tokens than the model writes.
+    /// If there are more tokens than the model can generate.
     pub fn look_at(&self, image: &Image, tokens: &[u32], machine: &Machine) -> Result<LookedAt> {
         if tokens.len() + 1 > self.config.max_positions {
             let (found, most) = (tokens.len(), self.config.max_positions - 1);

@@ -1,11 +1,11 @@
-//! The cheapest matching of two sets: to each target its own candidate, so that the sum of costs is least (Kuhn 1955,
-//! Munkres 1957; by shortest augmenting paths with potentials, O(n²m)).
+//! Minimum-cost matching: gives each target its own candidate so that the sum of costs is least (Kuhn 1955, Munkres
+//! 1957; by shortest augmenting paths with potentials, O(n²m)).
 
-/// For each of `rows` targets, the candidate among `columns` that it is matched with; costs are `[rows, columns]`, and
-/// there are at least as many candidates as targets. Costs that are not finite count as very large.
+/// For each of `rows` targets, the candidate among `columns` that it is matched with. Costs are `[rows, columns]`;
+/// non-finite ones count as very large. There are at least as many candidates as targets.
 ///
 /// # Panics
-/// Where there are fewer candidates than targets, or not one cost for each pair.
+/// If there are fewer candidates than targets, or not exactly one cost per pair.
 pub(crate) fn cheapest(costs: &[f64], rows: usize, columns: usize) -> Vec<usize> {
     assert!(rows <= columns && costs.len() == rows * columns, "{rows} targets of {columns} candidates");
     let cost = |row: usize, column: usize| {
@@ -19,7 +19,7 @@ pub(crate) fn cheapest(costs: &[f64], rows: usize, columns: usize) -> Vec<usize>
         matched[0] = row;
         let (mut least, mut before) = (vec![f64::INFINITY; columns + 1], vec![0; columns + 1]);
         let (mut visited, mut column) = (vec![false; columns + 1], 0);
-        // A path from the new row to a column that is free.
+        // Extend a path from the new row until it reaches a free column.
         while matched[column] != 0 {
             visited[column] = true;
             let from = matched[column];
@@ -46,7 +46,7 @@ pub(crate) fn cheapest(costs: &[f64], rows: usize, columns: usize) -> Vec<usize>
             }
             column = next;
         }
-        // Along the path, each column takes the row of the one before.
+        // Along the path, each column takes over the row of the column before it.
         while column != 0 {
             matched[column] = matched[before[column]];
             column = before[column];

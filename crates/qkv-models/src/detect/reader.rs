@@ -19,9 +19,9 @@ use qkv_nn::{BoxTarget, Loss, Machine, Parameters, PendingLoss, Pool, Tape, Targ
 use rayon::prelude::*;
 use std::path::Path;
 
-/// Images that are looked at together.
+/// Images per batch.
 const TOGETHER: usize = 8;
-/// Boxes that are reported of an image at most.
+/// The largest number of boxes reported per image.
 const MOST: usize = 100;
 
 /// A model that finds objects in images.
@@ -34,7 +34,7 @@ pub struct Detector {
     network: DetectNetwork,
 }
 
-/// Something that was found in an image.
+/// An object found in an image.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FoundBox {
     /// Its class, an index of [`labels`](DetectConfig::labels).
@@ -47,22 +47,22 @@ pub struct FoundBox {
     pub query: usize,
 }
 
-/// What was found in an image, with where each query looked.
+/// The objects found in an image, and where each query looked.
 #[derive(Clone, Debug)]
 pub struct Detected {
     /// The image, as the model saw it.
     pub image: Image,
     /// Rows and columns of places.
     pub grid: [usize; 2],
-    /// What was found, most probable first.
+    /// The objects, most probable first.
     pub boxes: Vec<FoundBox>,
     /// For each query, the weight of each place: the mean over heads of the last layer.
     pub looked: Vec<Vec<f32>>,
-    /// Every attention: of the image encoder, between queries, and of queries to the image.
+    /// All attentions: of the image encoder, between queries, and of queries to the image.
     pub attentions: Vec<ObservedAttention>,
 }
 
-/// Prepared images with what is in them: classes and boxes, center, width and height as fractions.
+/// Prepared images with their objects: class and box, the latter as center, width and height in fractions of the image.
 pub(crate) struct BoxedImages {
     pub images: Vec<Image>,
     pub boxes: Vec<Vec<(usize, [f64; 4])>>,
@@ -119,14 +119,14 @@ impl Detector {
     /// ```
     ///
     /// # Errors
-    /// Where sizes do not fit together.
+    /// If sizes do not fit together.
     pub fn new(config: &DetectConfig, seed: u64) -> Result<Detector> {
         let mut parameters = Parameters::new();
         let network = DetectNetwork::new(&mut Builder::new(&mut parameters, seed), config)?;
         Ok(Detector { config: config.clone(), parameters, network })
     }
 
-    /// A model for other classes on the layers of a trained one.
+    /// A model on the layers of a trained one, with a new class head if the classes differ.
     pub(crate) fn from_start(config: &DetectConfig, start: &Start, seed: u64) -> Result<(Detector, Provenance)> {
         let mut detector = Detector::new(config, seed)?;
         let same_head = matches!(&start.architecture, Architecture::Detect(from) if from.labels == config.labels);
@@ -139,7 +139,7 @@ impl Detector {
     /// Writes its folder.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the folder cannot be written.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         // It has no vocabulary.
         let specials = SpecialTokens { pad: 0, bos: 0, eos: 0 };
@@ -147,7 +147,8 @@ impl Detector {
         own_folder::write(folder.as_ref(), &config, &self.parameters, None, storage)
     }
 
-    /// For each object of an image, its query: by the probability of its class and the box, as the loss weighs them.
+    /// The query matched with each object of an image, by the probability of its class and by its box, with the weights
+    /// of the loss.
     fn matched(&self, shares: &[Vec<f32>], logits: &[f32], objects: &[(usize, [f64; 4])]) -> Vec<usize> {
         let queries = shares.len();
         let mut costs = Vec::with_capacity(objects.len() * queries);
@@ -176,13 +177,13 @@ impl Detector {
         let mut losses = Vec::with_capacity(said.len());
         for Said { states, boxes } in &said {
             let queries = states.shape()[1];
-            // The matching is a choice, and has no gradient of its own.
+            // The matching is discrete and has no gradient.
             let scores = head.forward(tape, states);
             let shares = probabilities(scores.value().data(), nothing + 1);
             let logits = boxes.value().data();
             let found: Vec<Vec<usize>> = (batch.boxes.par_iter().enumerate())
                 .map(|(at, objects)| {
-                    // What an image has more of than there are queries is not learned from.
+                    // Objects beyond the number of queries are ignored.
                     let objects = &objects[..objects.len().min(queries)];
                     let rows = at * queries..(at + 1) * queries;
                     self.matched(&shares[rows.clone()], &logits[4 * rows.start..4 * rows.end], objects)
@@ -210,7 +211,7 @@ impl Detector {
             let of_boxes = tape.box_loss(boxes, BoxTarget { boxes: &expected, distance, overlap, scale });
             losses.push((there, nowhere, of_boxes, expected.len()));
         }
-        // They are read once all of it is on its way to a device.
+        // The losses are read only after all work has been submitted to the device.
         let mut loss = Loss::default();
         for (there, nowhere, of_boxes, rows) in losses {
             let (there, nowhere, no_object) = (there.read(), nowhere.read(), self.config.no_object);
@@ -236,10 +237,10 @@ impl Detector {
         found
     }
 
-    /// What is in images, with at least this probability, most probable first.
+    /// The objects in images that have at least this probability, most probable first.
     ///
     /// # Errors
-    /// Where the model computes NaN.
+    /// If the model computes NaN.
     pub fn detect(&self, images: &[Image], threshold: f32, machine: &Machine) -> Result<Vec<Vec<FoundBox>>> {
         let images = images.iter().map(|image| self.config.image.prepared(image)).collect::<Result<Vec<_>>>()?;
         rayon::scope(|_| {

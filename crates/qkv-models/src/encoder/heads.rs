@@ -1,5 +1,5 @@
-//! The heads of an encoder: inputs and labels for training, and predictions: a class per text, a tag per word, an
-//! answer to a question.
+//! The heads of an encoder: inputs and labels for training, and predictions (a class per text, a tag per word, an
+//! answer to a question).
 
 use super::{Encoder, Head};
 use crate::batch::{IGNORE, Rows};
@@ -59,13 +59,13 @@ fn tags(examples: &Examples, length: usize) -> Vec<u32> {
 pub struct Answer {
     /// Its text.
     pub text: String,
-    /// Its first character in the text.
+    /// Index of its first character in the text.
     pub start: usize,
     /// The sum of the logits of its first and last token.
     pub score: f64,
 }
 
-/// A window of a text with a question before it.
+/// A question followed by a window of a text.
 struct Window {
     ids: Vec<u32>,
     segments: Vec<u32>,
@@ -105,7 +105,7 @@ impl Encoder {
     /// The probabilities of all classes, for each text, in the order of [`labels`](super::EncoderConfig::labels).
     ///
     /// # Errors
-    /// Where the model was not trained for classes, or computes NaN.
+    /// If the model was not trained for classes, or computes NaN.
     pub fn classify<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         self.is_for(Head::Classes)?;
         let tokens: Vec<_> = texts.iter().map(|text| self.tokens(text.as_ref(), None, usize::MAX)).collect();
@@ -115,7 +115,7 @@ impl Encoder {
     /// A tag for each word of each sentence; words beyond the longest sequence are tagged `O`.
     ///
     /// # Errors
-    /// Where the model was not trained for tags, or computes NaN.
+    /// If the model was not trained for tags, or computes NaN.
     pub fn tag<S: AsRef<str>>(&self, sentences: &[Vec<S>], machine: &Machine) -> Result<Vec<Vec<String>>> {
         self.is_for(Head::Tags)?;
         let cut: Vec<_> = sentences.iter().map(|words| self.words(words)).collect();
@@ -132,7 +132,7 @@ impl Encoder {
     /// The answer to a question in a text. Long texts are read in overlapping windows.
     ///
     /// # Errors
-    /// Where the model was not trained for answers, computes NaN, or the question leaves no room for the text.
+    /// If the model was not trained for answers, computes NaN, or the question leaves no room for the text.
     pub fn answer(&self, question: &str, context: &str, machine: &Machine) -> Result<Answer> {
         self.is_for(Head::Span)?;
         let windows = self.windows(question, context)?;
@@ -264,7 +264,7 @@ impl Encoder {
     }
 }
 
-/// The index of the largest value, the first of equals.
+/// The index of the largest value; of equal ones, the first.
 pub(crate) fn highest(scores: &[f32]) -> usize {
     let mut best = 0;
     for (at, score) in scores.iter().enumerate() {

@@ -18,10 +18,10 @@ use qkv_nn::{Machine, Parameters, Pool, Tape};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// How the hidden states of a text are pooled to a vector.
+/// How the hidden states of a text are pooled into a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pooling {
-    /// The mean of all rows; otherwise the first row.
+    /// Whether to take the mean of all rows instead of the first row.
     pub mean: bool,
     /// Whether the vector is scaled to length 1.
     pub normalised: bool,
@@ -60,7 +60,7 @@ fn written(config: &EncoderConfig, parameters: &Parameters<f32>) -> (Layout, Val
     }
 }
 
-/// Configuration and weights of a folder, and the model with parameters of zero.
+/// Configuration and weights of a folder, and the model with zeroed parameters if it can be built.
 fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank<Bert>>)> {
     let path = folder.join(CONFIG);
     let json: Value = read_json(&path)?;
@@ -117,7 +117,7 @@ impl Encoder {
         let path = if own.exists() { own } else { folder.join(CONFIG) };
         let weights = Weights::of_folder(folder)?;
         let mut config = settings(&read_json(&path)?, &path, &weights)?;
-        // The class of BERT that classifies always has a pooler.
+        // `BertForSequenceClassification` always has a pooler.
         config.pooler |= config.head == Head::Classes && bert::fits(&EncoderConfig { pooler: true, ..config.clone() });
         let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
         let mut parameters = Parameters::new();
@@ -134,12 +134,12 @@ impl Encoder {
         Ok(Encoder { config, parameters, tokenizer, pooling, model })
     }
 
-    /// Adds the adapters to the matrices that they belong to.
+    /// Merges the adapters into their matrices.
     pub fn merge(&mut self) {
         self.parameters.adapted().into_iter().for_each(|param| self.parameters.merge(param));
     }
 
-    /// How its tensors are called in files.
+    /// The names of its tensors in files.
     pub(crate) fn layout(&self) -> Layout {
         written(&self.config, &self.parameters).0
     }
@@ -166,7 +166,7 @@ impl Encoder {
     /// A new encoder with parameters drawn from the seed; vocabulary and padding are the tokenizer's.
     ///
     /// # Errors
-    /// Where sizes do not fit together.
+    /// If sizes do not fit together.
     pub fn new(config: &EncoderConfig, tokenizer: Tokenizer, seed: u64) -> Result<Self> {
         let config = EncoderConfig { vocab_size: tokenizer.len(), pad_token_id: tokenizer.pad(), ..config.clone() };
         let mut parameters = Parameters::new();
@@ -175,7 +175,7 @@ impl Encoder {
         Ok(Encoder { config, parameters, tokenizer, pooling, model })
     }
 
-    /// An encoder with a head of its own on the layers of a trained one.
+    /// An encoder on the layers of a trained one, with a new head unless head and labels are the same.
     pub(crate) fn from_start(
         config: EncoderConfig,
         tokenizer: Tokenizer,
@@ -196,7 +196,7 @@ impl Encoder {
     /// Writes a folder that `transformers` reads.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the folder cannot be written.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         self.save_at(folder.as_ref(), storage)
     }
@@ -212,7 +212,8 @@ impl Encoder {
         write_json(&folder.join(CONFIG), &json)
     }
 
-    /// Tokens of one or two texts with special tokens, truncated to what the model takes, and the segment of each.
+    /// Tokens of one or two texts with special tokens, truncated to `longest` and to what the model accepts, and the
+    /// segment of each token.
     pub fn tokens(&self, first: &str, second: Option<&str>, longest: usize) -> (Vec<u32>, Vec<u32>) {
         let (mut ids, mut segments) = self.tokenizer.encode_framed(first, second);
         let longest = longest.min(self.model.max_len()).max(1);
@@ -237,7 +238,7 @@ impl Encoder {
         machine: &Machine,
         body: impl Fn(&mut Tape<'_, f32>, &Packed) -> Result<Vec<R>> + Sync,
     ) -> Result<Vec<R>> {
-        // Inside the pool: a pass hands out dozens of pieces of work, and from outside each would wake a thread.
+        // Runs inside the thread pool: a pass spawns dozens of jobs, and from outside each of them would wake a thread.
         rayon::scope(|_| {
             let (pool, mut found) = (Pool::new(), Vec::new());
             for part in Packed::parts(texts) {
@@ -253,7 +254,7 @@ impl Encoder {
     /// Embeds texts as vectors.
     ///
     /// # Errors
-    /// Where the model computes NaN.
+    /// If the model computes NaN.
     pub fn embed<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         let Pooling { mean, normalised, longest } = self.pooling;
         let tokens: Vec<_> = texts.iter().map(|text| self.tokens(text.as_ref(), None, longest)).collect();
@@ -281,7 +282,7 @@ impl Encoder {
     /// Logits of the head: a row per text, or rows per token.
     ///
     /// # Errors
-    /// Where there is no head.
+    /// If there is no head.
     pub(crate) fn scores(&self, texts: &[(Vec<u32>, Vec<u32>)], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         self.in_parts(texts, machine, |tape, texts| {
             let Some(scores) = self.model.scores(tape, texts)? else {

@@ -22,18 +22,18 @@ impl Evaluation {
     /// Whether the model in a folder looks at images.
     ///
     /// # Errors
-    /// Where it has no `config.json`.
+    /// If it has no `config.json`.
     pub fn is_of_images(folder: &Path) -> Result<bool> {
         Ok(matches!(kind(folder)?.as_str(), "describe" | "vqa" | "detect" | "vit"))
     }
 
-    /// Scores a model that looks at images: `image ⇥ text` lines for one that describes (BLEU in the tokens of `words`,
-    /// exact match and edit similarity of what `search` finds), `image ⇥ question ⇥ answer` lines for one that answers,
-    /// COCO's JSON for a detector, and an idx file of images, with the one of their classes beside it, for a vision
-    /// model.
+    /// Scores a model that looks at images. The data are `image ⇥ text` lines for a model that describes (scored by
+    /// BLEU and CIDEr-D over the tokens of `words`, exact match and edit similarity of the texts that `search` finds),
+    /// `image ⇥ question ⇥ answer` lines for one that answers, COCO's JSON for a detector, and for a vision model an
+    /// idx file of images with that of their classes beside it.
     ///
     /// # Errors
-    /// Where model or data cannot be read or do not fit together.
+    /// If the model or the data cannot be read, or they do not fit together.
     pub fn of_images(
         folder: &Path,
         data: &Path,

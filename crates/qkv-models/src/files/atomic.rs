@@ -1,13 +1,13 @@
 //! Atomic writes: files and folders are written under a hidden name beside their final one, flushed to disk, and
-//! renamed. A process that is killed leaves what was there before, and litter that [`remove_litter`] removes.
+//! renamed. A process that is killed leaves the previous contents in place, and litter that [`remove_litter`] removes.
 
 use crate::{Error, Result};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Ends of the hidden names `.NAME.PID.END` under which this process writes, replaces and deletes. They stand beside
-/// the final name, so that renaming stays on one file system.
+/// Ends of the hidden names `.NAME.PID.END` under which this process writes, replaces and deletes. They are in the
+/// folder of the final name, so that renaming stays within one file system.
 const PART: &str = "part";
 const OLD: &str = "old";
 const GONE: &str = "gone";
@@ -28,7 +28,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Flushes a folder's entries to disk. Systems that cannot open a folder as a file have nothing beyond the rename.
+/// Flushes a folder's entries to disk. Does nothing on systems that cannot open a folder as a file.
 fn settle(folder: &Path) {
     if let Ok(folder) = File::open(folder) {
         let _ = folder.sync_all();
@@ -107,10 +107,10 @@ pub fn write_folder(path: impl AsRef<Path>, fill: impl FnOnce(&Path) -> Result<(
     Ok(())
 }
 
-/// Deletes a folder. It is renamed first, so that a kill leaves litter and not half a folder under its name.
+/// Deletes a folder. It is renamed first, so that a kill leaves litter rather than half a folder under its name.
 ///
 /// # Errors
-/// Where the system refuses.
+/// If the folder cannot be renamed or removed.
 pub fn remove_folder(path: &Path) -> Result<()> {
     let gone = hidden(path, GONE)?;
     let removed = fs::rename(path, &gone).and_then(|()| fs::remove_dir_all(&gone));
@@ -118,10 +118,10 @@ pub fn remove_folder(path: &Path) -> Result<()> {
 }
 
 /// Removes what killed processes left in a folder: hidden files and folders that were being written, replaced or
-/// deleted. A folder that was set aside and not replaced gets its name back. What a live process owns is left alone.
+/// deleted. A folder that was set aside and not replaced gets its name back. Files of live processes are left alone.
 ///
 /// # Errors
-/// Where the system refuses.
+/// If an entry cannot be removed or renamed.
 pub fn remove_litter(folder: &Path) -> Result<()> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
@@ -149,8 +149,8 @@ fn parse_hidden(name: &str) -> Option<(&str, u32, &str)> {
     [PART, OLD, GONE].contains(&end).then_some((name, pid.parse().ok()?, end))
 }
 
-/// Whether another process with this id runs. Where that cannot be seen, none does: callers hold the lock of the
-/// folder.
+/// Whether another process with this id is running; `false` on systems without `/proc`, which is safe because callers
+/// hold the lock of the folder.
 fn is_alive(pid: u32) -> bool {
     pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists()
 }

@@ -1,5 +1,5 @@
-//! `model.bin` of CTranslate2, version 6: named tensors of any type, and other names for some of them. Everything is
-//! `f32` in memory; rows of 8 bits are divided by their scales.
+//! `model.bin` of CTranslate2, version 6: named tensors of any type, and aliases of some of them. Everything is `f32`
+//! in memory; 8-bit rows are divided by their scales.
 
 use super::cursor::Cursor;
 use super::input;
@@ -8,12 +8,12 @@ use qkv_simd::blocks::BlockType;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The version that is read.
+/// The supported version.
 const VERSION: u32 = 6;
 /// The largest number of axes.
 const MOST_AXES: u8 = 8;
 
-/// Types of numbers, by their number in the file.
+/// Number types, by their code in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     F32,
@@ -51,13 +51,13 @@ struct Entry {
 pub struct CTranslate2 {
     path: PathBuf,
     bytes: Vec<u8>,
-    /// What the file says it is: `WhisperSpec`.
+    /// The model specification that the file names: `WhisperSpec`.
     spec: String,
     entries: BTreeMap<String, Entry>,
 }
 
 impl Cursor<'_> {
-    /// A text behind its length, with a zero byte at its end.
+    /// A string after its length; a zero byte at its end is dropped.
     fn name(&mut self) -> Result<String> {
         let length = self.u16()?;
         let bytes = self.take(u64::from(length))?;
@@ -138,7 +138,7 @@ impl CTranslate2 {
         &self.path
     }
 
-    /// What the file says it is, `WhisperSpec` for instance.
+    /// The model specification that the file names, such as `WhisperSpec`.
     pub fn spec(&self) -> &str {
         &self.spec
     }
@@ -160,7 +160,7 @@ impl CTranslate2 {
     /// Reads a tensor, row-major.
     ///
     /// # Errors
-    /// Where it is missing, or the scales of its rows are.
+    /// If it or the scales of its rows are missing.
     pub fn read(&self, name: &str) -> Result<Vec<f32>> {
         let Some(Entry { shape, kind, from, len }) = self.entries.get(name) else {
             return Err(self.wrong(name, "it is missing"));

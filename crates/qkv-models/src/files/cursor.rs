@@ -40,7 +40,7 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// From the start of a file, whose header is read first.
+    /// Starts at the beginning of a file, with its header.
     pub fn new(bytes: &'a [u8], path: &'a Path) -> Cursor<'a> {
         Cursor { bytes, at: 0, path, part: "header".into() }
     }

@@ -16,7 +16,7 @@ pub(crate) const WEIGHTS_INDEX: &str = "model.safetensors.index.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// Names of special tokens, and often the chat template.
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// The chat template, where it has its own file.
+/// The chat template, if it has its own file.
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// Defaults for decoding.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
@@ -31,7 +31,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     parse_json(&input::read(path, input::SETTINGS_MAX)?, path)
 }
 
-/// Reads a JSON file, if it is there.
+/// Reads a JSON file, if it exists.
 ///
 /// # Errors
 /// As [`read_json`].
@@ -50,7 +50,7 @@ pub(crate) fn parse_json<T: DeserializeOwned>(bytes: &[u8], path: &Path) -> Resu
 /// Writes a JSON file atomically.
 ///
 /// # Errors
-/// Where the system refuses.
+/// If the file cannot be written.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).expect("plain values") + "\n";
     atomic::write(path, text.as_bytes())

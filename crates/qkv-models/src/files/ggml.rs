@@ -158,7 +158,7 @@ impl Ggml {
         &self.filters
     }
 
-    /// The bytes of each token that is text.
+    /// The bytes of each text token.
     pub fn tokens(&self) -> &[Vec<u8>] {
         &self.tokens
     }
@@ -176,7 +176,7 @@ impl Ggml {
     /// Reads a tensor, row-major.
     ///
     /// # Errors
-    /// Where there is no tensor of that name.
+    /// If there is no tensor of that name.
     pub fn read(&self, name: &str) -> Result<Vec<f32>> {
         match self.entries.get(name) {
             Some(entry) => Ok(entry.storage.widen(&self.bytes[entry.from..][..entry.len])),

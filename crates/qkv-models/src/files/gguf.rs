@@ -1,5 +1,5 @@
-//! GGUF files, versions 2 and 3: a model with its metadata and tokenizer in one file, usually quantized. Matrices
-//! stay in their blocks, where products read them; other weights are dequantized to `f32` when they are read.
+//! GGUF files, versions 2 and 3: a model with its metadata and tokenizer in one file, usually quantized. Matrices stay
+//! in their quantized blocks if products can read these; other weights are dequantized to `f32` when they are read.
 //!
 //! Every length is checked against the bytes that are left, every shape against the bytes of its tensor, and lists grow
 //! as they are read, so that a header cannot cause large allocations.
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8; 4] = b"GGUF";
 /// The largest number of axes.
 const MOST_AXES: u32 = 4;
-/// Alignment of tensors, unless the metadata has another.
+/// Default alignment of tensors.
 const ALIGNMENT: u64 = 32;
 
 /// A metadata value.
@@ -60,7 +60,7 @@ impl Cursor<'_> {
         std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| self.wrong("a text is not UTF-8"))
     }
 
-    /// Reads a number of a type; `None` if the type is not a number.
+    /// Reads a number of the given type; `None` if the type is not numeric.
     fn number(&mut self, kind: u32) -> Result<Option<f64>> {
         Ok(Some(match kind {
             0 => f64::from(u8::from_le_bytes(self.array()?)),
@@ -238,7 +238,7 @@ impl Gguf {
     /// Dequantizes a tensor, row-major.
     ///
     /// # Errors
-    /// Where there is no tensor of that name.
+    /// If there is no tensor of that name.
     pub fn read(&self, name: &str) -> Result<Vec<f32>> {
         match self.entries.get(name) {
             Some(entry) => Ok(entry.storage.widen(&self.bytes[entry.from..][..entry.bytes])),
@@ -246,7 +246,7 @@ impl Gguf {
         }
     }
 
-    /// A matrix in its quantized blocks, with its rows in another order, if products of a few rows read its type.
+    /// A matrix in its quantized blocks, with its rows permuted, if products of a few rows can read its type.
     pub(crate) fn quantized(&self, name: &str, order: impl Fn(usize) -> usize) -> Option<QuantizedMatrix> {
         let entry = self.entries.get(name)?;
         let &[_, width] = &entry.shape[..] else { return None };
@@ -262,7 +262,7 @@ impl Gguf {
     /// A required whole number.
     ///
     /// # Errors
-    /// Where it is missing.
+    /// If it is missing or of another type.
     pub fn whole(&self, name: &str) -> Result<usize> {
         match self.values.get(name) {
             Some(&MetadataValue::Number(x)) if (0.0..=9e15).contains(&x) && x.fract() == 0.0 => Ok(x as usize),
@@ -273,7 +273,7 @@ impl Gguf {
     /// A required number.
     ///
     /// # Errors
-    /// Where it is missing.
+    /// If it is missing or of another type.
     pub fn number(&self, name: &str) -> Result<f64> {
         match self.values.get(name) {
             Some(&MetadataValue::Number(x)) => Ok(x),
@@ -284,7 +284,7 @@ impl Gguf {
     /// A required string.
     ///
     /// # Errors
-    /// Where it is missing.
+    /// If it is missing or of another type.
     pub fn text(&self, name: &str) -> Result<&str> {
         match self.values.get(name) {
             Some(MetadataValue::Text(text)) => Ok(text),
@@ -295,7 +295,7 @@ impl Gguf {
     /// A required list of strings.
     ///
     /// # Errors
-    /// Where it is missing.
+    /// If it is missing or of another type.
     pub fn texts(&self, name: &str) -> Result<&[String]> {
         match self.values.get(name) {
             Some(MetadataValue::Texts(texts)) => Ok(texts),

@@ -1,6 +1,6 @@
-//! Opening files that somebody else wrote. A path that names a device, a pipe or a folder is refused before anything is
-//! read from it, and small files (configurations, recipes, tokenizers) have a size limit. What the bytes mean is left
-//! to the reader of each format.
+//! Opens files that somebody else wrote. A path that names a device, a pipe or a folder is refused before anything is
+//! read from it, and small files (configurations, recipes, tokenizers) have a size limit. Interpreting the bytes is
+//! left to the reader of each format.
 
 use crate::{Error, Result};
 use std::fs::{File, FileType, OpenOptions};
@@ -39,7 +39,7 @@ pub fn open(path: &Path) -> Result<File> {
 /// Names the path; a larger file is refused without being read to its end.
 pub fn read(path: &Path, max_len: u64) -> Result<Vec<u8>> {
     let file = open(path)?;
-    // A file can grow while it is read, and files of `/proc` have no length.
+    // A file can grow while it is read, and files in `/proc` report no length.
     let len = file.metadata().map_or(0, |about| about.len()).min(max_len);
     let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
     let read = file.take(max_len.saturating_add(1)).read_to_end(&mut bytes);
@@ -53,7 +53,7 @@ pub fn read(path: &Path, max_len: u64) -> Result<Vec<u8>> {
 /// Reads a whole UTF-8 file of at most `max_len` bytes.
 ///
 /// # Errors
-/// As [`read`], and where the bytes are not UTF-8.
+/// As [`read`], or if the bytes are not UTF-8.
 pub fn read_to_string(path: &Path, max_len: u64) -> Result<String> {
     String::from_utf8(read(path, max_len)?)
         .map_err(|e| Error::format(path, "text", format!("byte {} is not UTF-8", e.utf8_error().valid_up_to() + 1)))

@@ -1,5 +1,5 @@
-//! Text and data files, plain or compressed with gzip, which is recognized by the first bytes and not by the name. The
-//! decompressed size is limited.
+//! Text and data files, plain or compressed with gzip, which is recognized by the first bytes rather than by the name.
+//! The decompressed size is limited.
 
 use super::input;
 use crate::{Error, Result};
@@ -17,7 +17,7 @@ pub(crate) fn open(path: &Path) -> Result<Box<dyn BufRead>> {
     Ok(opened(path)?.0)
 }
 
-/// The same, with whether it is compressed.
+/// The same, also returning whether the file is compressed.
 fn opened(path: &Path) -> Result<(Box<dyn BufRead>, bool)> {
     let mut file = BufReader::new(input::open(path)?);
     let packed = file.fill_buf().map_err(|e| Error::file("read", path, e))?.starts_with(&GZIP);

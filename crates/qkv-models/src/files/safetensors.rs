@@ -1,9 +1,8 @@
 //! The one reader of `.safetensors` files, for weights, recordings and the tensors of `qkv run`.
 //!
-//! A header is checked before anything in it is believed: every tensor lies inside the file, has as many bytes as its
-//! type and shape need, and the tensors cover the data without gaps or overlaps, each name once. [`Reader`] then reads
-//! the tensors that are asked for, one at a time. Converting bytes to numbers is left to the caller: [`tensors`] does
-//! it for weights.
+//! A header is validated before it is used: every tensor is inside the file and has as many bytes as its type and shape
+//! need, the tensors cover the data without gaps or overlaps, and every name occurs once. [`Reader`] then reads tensors
+//! on request, one at a time. Converting bytes to numbers is left to the caller: [`tensors`] does it for weights.
 //!
 //! [`tensors`]: super::tensors
 
@@ -20,14 +19,14 @@ use std::path::{Path, PathBuf};
 
 pub use safetensors::Dtype;
 
-/// The largest header that is read, the same as that of the `safetensors` crate.
+/// The largest header that is read, the same limit as in the `safetensors` crate.
 const HEADER_MAX: u64 = 100_000_000;
-/// Bytes before the header: its length.
+/// Bytes before the header, which hold its length.
 const PREFIX: u64 = 8;
 /// The entry of the header that is not a tensor.
 const METADATA: &str = "__metadata__";
 
-/// Type, shape and place of a tensor in a file.
+/// Type, shape and byte range of a tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorInfo {
     /// The type of its numbers.
@@ -39,19 +38,19 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub fn byte_len(&self) -> u64 {
         self.data_offsets.1 - self.data_offsets.0
     }
 
-    /// Bits of the numbers that its type and shape need, where a machine can count them.
+    /// Its size in bits by type and shape; `None` on overflow.
     fn bits(&self) -> Option<u64> {
         let bits = self.dtype.bitsize() as u64;
         self.shape.iter().try_fold(bits, |bits, &axis| bits.checked_mul(axis as u64))
     }
 }
 
-/// A header that agrees with itself and with the length of its file.
+/// A header that is consistent with itself and with the length of its file.
 #[derive(Clone, Debug)]
 pub struct Header {
     tensors: BTreeMap<String, TensorInfo>,
@@ -63,7 +62,7 @@ impl Header {
     /// Reads and checks the header of a file of `file_len` bytes; `path` is for errors.
     ///
     /// # Errors
-    /// Names the file, and the tensor where one is wrong.
+    /// Names the file, and the tensor if one is wrong.
     pub fn read(from: &mut dyn Read, file_len: u64, path: &Path) -> Result<Header> {
         let wrong = |what: String| Error::format(path, "safetensors header", what);
         let Some(after_prefix) = file_len.checked_sub(PREFIX) else {
@@ -88,7 +87,8 @@ impl Header {
         Ok(header)
     }
 
-    /// Checks that tensors have the bytes of their shapes and that they cover the data without gaps or overlaps.
+    /// Checks that the sizes of tensors match their shapes and that the tensors cover the data without gaps or
+    /// overlaps.
     fn check(&self, data_len: u64, path: &Path) -> Result<()> {
         let wrong = |name: &str, what: String| Err(Error::format(path, format!("tensor `{name}`"), what));
         for (name, info) in &self.tensors {
@@ -133,19 +133,19 @@ impl Header {
         &self.tensors
     }
 
-    /// What the file says about itself under a key.
+    /// The metadata of the file under a key.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.metadata.get(key).map(String::as_str)
     }
 
-    /// Where a tensor's bytes are in the file, where there is one of that name.
+    /// The byte range of a tensor in the file, if there is one of that name.
     pub fn range(&self, name: &str) -> Option<Range<u64>> {
         let (from, to) = self.tensors.get(name)?.data_offsets;
         Some(self.data_start + from..self.data_start + to)
     }
 }
 
-/// The entries of a header. A name that is there twice is an error: readers would disagree about which one counts.
+/// The entries of a header. A duplicate name is an error: readers would disagree about which entry counts.
 #[derive(Default)]
 struct Entries {
     tensors: BTreeMap<String, TensorInfo>,
@@ -216,7 +216,7 @@ impl Reader {
     /// Opens a file and checks its header.
     ///
     /// # Errors
-    /// Names the file, and the tensor where one is wrong.
+    /// Names the file, and the tensor if one is wrong.
     pub fn open(path: &Path) -> Result<Reader> {
         let mut file = input::open(path)?;
         let file_len = file.metadata().map_err(|e| Error::file("read", path, e))?.len();
@@ -224,7 +224,7 @@ impl Reader {
         Ok(Reader { path: path.to_owned(), file, header })
     }
 
-    /// What the file holds.
+    /// The header of the file.
     pub(crate) fn header(&self) -> &Header {
         &self.header
     }
@@ -239,12 +239,12 @@ impl Reader {
         self.header.tensors.keys().map(String::as_str)
     }
 
-    /// Type, shape and place of a tensor.
+    /// Type, shape and byte range of a tensor.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.header.tensors.get(name)
     }
 
-    /// What the file says about itself under a key.
+    /// The metadata of the file under a key.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.header.metadata(key)
     }
@@ -252,16 +252,16 @@ impl Reader {
     /// All bytes of a tensor.
     ///
     /// # Errors
-    /// Where there is no such tensor, or the system refuses.
+    /// If there is no such tensor, or the file cannot be read.
     pub fn read(&mut self, name: &str) -> Result<Vec<u8>> {
         let len = self.info(name).map_or(0, TensorInfo::byte_len);
         self.read_range(name, 0..len)
     }
 
-    /// Some bytes of a tensor, counted from its first.
+    /// A range of bytes of a tensor, counted from its first.
     ///
     /// # Errors
-    /// As [`read`](Reader::read), and where the range ends beyond the tensor.
+    /// As [`read`](Reader::read), or if the range is not within the tensor.
     pub fn read_range(&mut self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
         let wrong = |what: String| Error::format(&self.path, format!("tensor `{name}`"), what);
         let Some(place) = self.header.range(name) else { return Err(wrong("it is missing".into())) };

@@ -6,7 +6,7 @@
 //! error of a value is at most half the scale of its row, 0.4 % of the row's largest value.
 //!
 //! [`safetensors`](super::safetensors) checks a file before any tensor is read. Allocations are bounded by the bytes
-//! that are there, not by what the header claims.
+//! that exist, not by what the header claims.
 
 mod new_file;
 mod rows;
@@ -70,7 +70,7 @@ pub fn to_bytes(tensors: &[NamedTensor], storage: Storage) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a file with these tensors atomically, one after the other: it is never in memory as a whole.
+/// Writes a file with these tensors atomically, one after the other, so that it is never in memory as a whole.
 pub fn write(path: impl AsRef<Path>, tensors: &[NamedTensor], storage: Storage) -> Result<()> {
     let file = NewFile::of(tensors, storage)?;
     atomic::write_with(path, |to| file.write(&mut BufWriter::new(to)))

@@ -60,8 +60,7 @@ struct Described {
     quantization: Value,
 }
 
-/// The values of files that together have `count` of them, one after the other. They are read to where they stay;
-/// `model` is for errors.
+/// Reads files that together have `count` values, one after the other, straight into the result; `model` is for errors.
 fn read_values(paths: &[PathBuf], count: usize, model: &Path) -> Result<Vec<f32>> {
     let mut lengths = Vec::with_capacity(paths.len());
     for path in paths {
@@ -97,7 +96,7 @@ impl TfjsModel {
         let Description { topology, manifest } = folder::parse_json(&input::read(&path, input::SETTINGS_MAX)?, &path)?;
         let (mut groups, mut tensors, mut files, mut all) = (Vec::new(), BTreeMap::new(), 0, 0usize);
         for Group { paths, weights } in manifest {
-            // What the tensors take is known before a file is read.
+            // The size of the tensors is known before a file is read.
             let mut sizes = Vec::with_capacity(weights.len());
             for Described { name, shape, dtype, quantization } in &weights {
                 let wrong = |what: String| Error::format(&path, format!("tensor `{name}`"), what);
@@ -149,7 +148,7 @@ impl TfjsModel {
     /// Shape and values of a tensor.
     ///
     /// # Errors
-    /// Where there is none of that name.
+    /// If there is none of that name.
     pub fn tensor(&self, name: &str) -> Result<(&[usize], &[f32])> {
         match self.tensors.get(name) {
             Some(Place { shape, group, values }) => Ok((shape, &self.groups[*group][values.clone()])),
@@ -157,10 +156,10 @@ impl TfjsModel {
         }
     }
 
-    /// A tensor of known shape.
+    /// The values of a tensor that must have this shape.
     ///
     /// # Errors
-    /// Where it is missing, or of another shape.
+    /// If it is missing, or has another shape.
     pub fn expect(&self, name: &str, expected: &[usize]) -> Result<&[f32]> {
         let (shape, values) = self.tensor(name)?;
         if shape != expected {

@@ -1,7 +1,7 @@
-//! Checkpoints of PyTorch (`.pt`, `.pth`): a zip archive with a pickle that describes the tensors and a file for the
-//! values of each. A pickle is a program; this reader runs none of it. It follows the pickle far enough to see
-//! dictionaries, lists, numbers, text and tensors, and every function that the pickle names, but for the few that
-//! rebuild tensors and ordered dictionaries, stays a name that is never called.
+//! PyTorch checkpoints (`.pt`, `.pth`): a zip archive with a pickle that describes the tensors, and files with their
+//! values. A pickle is a program; this reader runs none of it. It interprets the pickle far enough to see dictionaries,
+//! lists, numbers, text and tensors. Functions that the pickle names are never called; the few that rebuild tensors and
+//! ordered dictionaries are recognized by their names.
 
 mod pickle;
 mod zip;
@@ -16,11 +16,11 @@ use zip::Archive;
 
 /// The largest file.
 const LARGEST: u64 = 1 << 36;
-/// The most values of a tensor, and axes.
+/// The largest number of values of a tensor, and of axes.
 const MOST_VALUES: usize = 1 << 32;
 const MOST_AXES: usize = 8;
 
-/// The tensors of a checkpoint. Those in dictionaries within dictionaries are named by both keys with a point between.
+/// The tensors of a checkpoint. The name of one in nested dictionaries is their keys joined by dots.
 #[derive(Clone, Debug)]
 pub struct TorchFile {
     path: PathBuf,
@@ -38,7 +38,7 @@ impl TorchFile {
         TorchFile::from_bytes(input::read(path, LARGEST)?, path)
     }
 
-    /// The same of the bytes of a file; `path` is for errors.
+    /// The same for the bytes of a file; `path` is for errors.
     ///
     /// # Errors
     /// As [`open`](TorchFile::open).
@@ -75,7 +75,7 @@ impl TorchFile {
         self.tensors.get(name).map(|tensor| tensor.number.name().to_owned())
     }
 
-    /// The tensors of one of its dictionaries, under their own names.
+    /// Keeps only the tensors of one of its dictionaries, and drops the dictionary from their names.
     pub fn under(mut self, dictionary: &str) -> TorchFile {
         let prefix = format!("{dictionary}.");
         let own = |(name, tensor): (String, StoredTensor)| Some((name.strip_prefix(&prefix)?.to_owned(), tensor));

@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint: one `.safetensors` file, several with an index, or a GGUF file.
+//! The tensors of a checkpoint: one `.safetensors` file, several with an index, a GGUF file, or a PyTorch checkpoint.
 
 use super::folder::{self, WEIGHTS, WEIGHTS_INDEX};
 use super::gguf::Gguf;
@@ -23,7 +23,7 @@ pub enum Weights {
     Shards(Vec<TensorFile>, BTreeMap<String, usize>),
     /// In a GGUF file.
     Gguf(Gguf),
-    /// In a checkpoint of PyTorch.
+    /// In a PyTorch checkpoint.
     Torch(TorchFile),
 }
 
@@ -47,7 +47,7 @@ impl Weights {
         let (mut files, mut opened, mut places) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for (tensor, name) in weight_map {
             let wrong = |what: String| Error::format(&index, format!("tensor `{tensor}`"), what);
-            // A path into another folder, or a file of another kind, is no part of this checkpoint.
+            // A path into another folder, or a file of another kind, is not part of this checkpoint.
             let plain = matches!(Path::new(&name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
             if !plain || !name.ends_with(".safetensors") {
                 return Err(wrong(format!("it lies in `{name}`, which is no `.safetensors` file beside the index")));
@@ -135,8 +135,8 @@ impl Weights {
         }
     }
 
-    /// A matrix in its quantized blocks, with its rows in another order, if it is stored in some that products of a few
-    /// rows read.
+    /// A matrix in its quantized blocks, with its rows permuted, if it is stored in blocks that products of a few rows
+    /// can read.
     pub(crate) fn quantized(&self, name: &str, order: impl Fn(usize) -> usize) -> Option<QuantizedMatrix> {
         match self {
             Weights::Gguf(file) => file.quantized(name, order),

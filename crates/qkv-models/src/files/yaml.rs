@@ -1,20 +1,19 @@
-//! The YAML of settings: mappings and lists of plain values, one a line, nested by indentation. What other YAML there
-//! is, flow collections, anchors, tags, blocks of text, is refused.
+//! The YAML of settings: mappings and lists of plain values, one per line, nested by indentation. Other YAML (flow
+//! collections, anchors, tags, block scalars) is refused.
 
 use serde_json::{Map, Value};
 
 /// The deepest nesting.
 const DEEPEST: usize = 16;
 
-/// A line with something in it: its number, its indentation and its text.
+/// A nonempty line: its number, its indentation and its text.
 struct Line<'t> {
     number: usize,
     indent: usize,
     text: &'t str,
 }
 
-/// Reads settings; the error is the number of the line and what is wrong with it. Of a key that is there twice, the
-/// last value counts.
+/// Parses settings; the error is a line number and what is wrong there. If a key occurs twice, its last value counts.
 ///
 /// ```
 /// let found = qkv_models::files::yaml::parse("heads: 8\nlayers:\n- 2\n- 3\nmore:\n  glu: true # a gate\n").unwrap();
@@ -23,7 +22,7 @@ struct Line<'t> {
 /// ```
 ///
 /// # Errors
-/// Where it is no mapping of this kind.
+/// If the text is not such a mapping.
 pub fn parse(text: &str) -> Result<Value, (usize, String)> {
     let mut lines = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -61,7 +60,7 @@ fn without_comment(line: &str) -> &str {
     line
 }
 
-/// The mapping or list of the lines that are indented so.
+/// The mapping or list of the lines with this indentation.
 fn block(rest: &mut &[Line<'_>], indent: usize, depth: usize) -> Result<Value, (usize, String)> {
     let is_item = |text: &str| text == "-" || text.starts_with("- ");
     let first = &rest[0];

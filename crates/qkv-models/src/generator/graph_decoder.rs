@@ -1,4 +1,4 @@
-//! A step of decoding on a device as one CUDA graph: the device counts the positions of all sequences and takes their
+//! A decoding step on a device as one CUDA graph: the device advances the positions of all sequences and chooses their
 //! next tokens.
 
 use super::{Generation, Generator};
@@ -7,24 +7,24 @@ use crate::{Result, finite};
 use qkv_cuda::operations::{Array, Drawing, Draws, NO_TOKEN, Operations, RepeatedWork};
 use qkv_nn::{Activation, Machine, Pool, Tape};
 
-/// Tokens of a sequence are given room in multiples of this.
+/// Room for the tokens of a sequence is allocated in multiples of this.
 const ROOM_STEP: usize = 64;
 
-/// One step of decoding for all sequences of a device.
+/// One decoding step for all sequences on a device.
 pub(super) struct GraphDecoder<'a> {
     generator: &'a Generator,
     pub machine: &'a Machine,
     operations: &'a Operations,
     pub pool: &'a Pool<f32>,
     pub state: CountedState<f32>,
-    /// How the device draws tokens; it takes the likeliest ones otherwise.
+    /// How the device samples tokens; without it, the device chooses the most probable ones.
     pub draws: Option<(Draws, Drawing)>,
     /// The step, with its logits `[B, V]`.
     repeated: RepeatedWork<Array>,
 }
 
 impl<'a> GraphDecoder<'a> {
-    /// For this many sequences of at most `tokens` tokens; `None` on a CPU, and where the attention runs only there.
+    /// For this many sequences of at most `tokens` tokens; `None` on a CPU, or if the attention runs only there.
     pub fn new(
         generator: &'a Generator,
         settings: &Generation,
@@ -44,7 +44,7 @@ impl<'a> GraphDecoder<'a> {
         Some(GraphDecoder { generator, machine, operations, pool, state, draws, repeated: RepeatedWork::default() })
     }
 
-    /// Tokens that a sequence has room for.
+    /// Number of tokens that a sequence has room for.
     pub fn room(&self) -> usize {
         self.state.batch().room()
     }
@@ -59,16 +59,16 @@ impl<'a> GraphDecoder<'a> {
         }
     }
 
-    /// Replaces the tokens that were taken.
+    /// Replaces the tokens that were chosen.
     pub fn set_ids(&self, ids: &[u32]) {
         self.operations.write(self.state.batch().ids(), ids);
     }
 
-    /// Reads a token of each sequence and takes the likeliest next one, or draws one, which is what it reads next:
-    /// those.
+    /// Reads one token of each sequence and chooses the next one, the most probable or a sampled one. Returns the
+    /// chosen tokens, which the following step reads.
     ///
     /// # Errors
-    /// Where the model computes NaN, or the device fails.
+    /// If the model computes NaN, or the device fails.
     pub fn step(&mut self) -> Result<Vec<u32>> {
         let operations = self.operations;
         let mut repeated = std::mem::take(&mut self.repeated);
@@ -106,7 +106,7 @@ impl<'a> GraphDecoder<'a> {
 pub(super) struct Reads {
     pub token: u32,
     pub position: u32,
-    /// Which text it is, and how many tokens of it are drawn: these select random numbers.
+    /// The number of the text, and how many of its tokens have been drawn: these select random numbers.
     pub text: u32,
     pub drawn: u32,
 }

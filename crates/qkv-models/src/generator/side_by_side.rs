@@ -1,6 +1,6 @@
-//! Texts that are generated side by side; one that ends makes place for the next prompt. A GPU counts the positions of
-//! all sequences and takes their likeliest tokens, so a step of decoding is one CUDA graph, whatever the positions. On
-//! a CPU every matrix is read once for all texts, and each has a cache of its own.
+//! Batched generation: texts are generated side by side, and one that ends makes room for the next prompt. A GPU
+//! advances the positions of all sequences and chooses their tokens, so a decoding step is one CUDA graph, whatever the
+//! positions. On a CPU every matrix is read once for all texts, and each text has its own cache.
 
 use super::graph_decoder::{GraphDecoder, Reads};
 use super::{Finish, Generated, Generation, Generator, StreamDecoder};
@@ -11,16 +11,16 @@ use qkv_nn::{Activation, Machine, Pool, Tape, Usage};
 use qkv_simd::logits::top;
 use std::time::Instant;
 
-/// One step of decoding for all sequences of a CPU.
+/// One decoding step for all sequences on a CPU.
 struct HostDecoder<'a> {
     generator: &'a Generator,
     machine: &'a Machine,
     pool: &'a Pool<f32>,
-    /// Of each place; none where it is empty.
+    /// The state of each place; `None` if the place is empty.
     states: Vec<Option<GptState<f32>>>,
     /// What each place reads next.
     ids: Vec<u32>,
-    /// Of the last step, `[B, V]`; zeros where a place is empty.
+    /// Logits of the last step, `[B, V]`; those of empty places are stale or zero.
     logits: Vec<f32>,
 }
 
@@ -48,18 +48,18 @@ impl HostDecoder<'_> {
     }
 }
 
-/// What computes a step.
+/// Computes decoding steps, on a device or on the CPU.
 enum StepDecoder<'a> {
     Graph(Box<GraphDecoder<'a>>),
     Host(HostDecoder<'a>),
 }
 
-/// Texts side by side on a CPU: more would share little, and each has a cache.
+/// The most texts side by side on a CPU: more would share little, and each has its own cache.
 const MOST_ON_HOST: usize = 16;
 
 impl<'a> StepDecoder<'a> {
-    /// For this many sequences of at most `tokens` tokens; `None` where one after the other is as good, or attention
-    /// runs only on a CPU.
+    /// For this many sequences of at most `tokens` tokens; `None` if one after the other is just as good, or if a GPU
+    /// cannot run the attention.
     fn new(
         generator: &'a Generator,
         settings: &Generation,
@@ -85,7 +85,7 @@ impl<'a> StepDecoder<'a> {
         }
     }
 
-    /// Tokens that a sequence has room for.
+    /// Number of tokens that a sequence has room for.
     fn room(&self) -> usize {
         match self {
             StepDecoder::Graph(decoder) => decoder.room(),
@@ -107,7 +107,7 @@ impl<'a> StepDecoder<'a> {
         }
     }
 
-    /// The most tokens of prompts that are read in one pass. A CPU reads them one by one: each has a cache of its own.
+    /// The most prompt tokens that are read in one pass. A CPU reads prompts one by one, since each has its own cache.
     fn tokens_together(&self) -> usize {
         match self {
             StepDecoder::Graph(_) => 1 << 14,
@@ -115,7 +115,7 @@ impl<'a> StepDecoder<'a> {
         }
     }
 
-    /// Takes over the caches of texts with these numbers of tokens.
+    /// Takes over the caches of texts of these lengths.
     fn put(&mut self, places: &[usize], lengths: &[usize], state: GptState<f32>) {
         match self {
             StepDecoder::Graph(decoder) => {
@@ -127,7 +127,7 @@ impl<'a> StepDecoder<'a> {
         }
     }
 
-    /// Forgets the text of a place.
+    /// Drops the text of a place.
     fn clear(&mut self, place: usize) {
         if let StepDecoder::Host(decoder) = self {
             decoder.states[place] = None;
@@ -142,12 +142,12 @@ impl<'a> StepDecoder<'a> {
         }
     }
 
-    /// Whether a step draws tokens, where settings ask for it.
+    /// Whether the step itself samples tokens.
     fn draws(&self) -> bool {
         matches!(self, StepDecoder::Graph(decoder) if decoder.draws.is_some())
     }
 
-    /// Replaces the tokens that were taken.
+    /// Replaces the tokens that were chosen.
     fn set_ids(&mut self, ids: &[u32]) {
         match self {
             StepDecoder::Graph(decoder) => decoder.set_ids(ids),
@@ -174,9 +174,9 @@ impl<'a> StepDecoder<'a> {
     }
 }
 
-/// A text that is being generated.
+/// A text in progress.
 struct Growing<'g> {
-    /// Which of the prompts.
+    /// Index of the prompt.
     number: usize,
     tokens: Vec<u32>,
     prompt: usize,
@@ -186,7 +186,7 @@ struct Growing<'g> {
 }
 
 impl Growing<'_> {
-    /// Adds a token; says why the text ends with it, if it does.
+    /// Adds a token; returns why the text ends with it, if it does.
     fn push(
         &mut self,
         token: Option<u32>,
@@ -223,15 +223,15 @@ impl Growing<'_> {
     }
 }
 
-/// A prompt on its way to a place of the decoder.
+/// A prompt, and the place of the decoder that it is assigned to.
 struct Prompt {
     place: usize,
-    /// Which of the prompts.
+    /// Index of the prompt.
     number: usize,
     tokens: Vec<u32>,
 }
 
-/// The texts that are generated side by side, each in a place of the decoder.
+/// The texts that are generated side by side, each in a place (a row of the batch) of the decoder.
 struct Places<'g> {
     generator: &'g Generator,
     settings: &'g Generation,
@@ -256,7 +256,7 @@ impl<'g> Places<'g> {
                 break;
             }
             is_changed = true;
-            // Those of about the same length are read together.
+            // Prompts of similar length are read together.
             prompts.sort_by_key(|prompt| prompt.tokens.len());
             let mut rest = &prompts[..];
             while let Some(first) = rest.first() {
@@ -281,8 +281,8 @@ impl<'g> Places<'g> {
         Prompt { place, number, tokens: if tokens.is_empty() { vec![start] } else { tokens.clone() } }
     }
 
-    /// Reads prompts, takes the first token after each, and puts their caches where the decoder finds them. Texts that
-    /// end with that token are added to `ended`.
+    /// Reads prompts, chooses the first token after each, and hands their caches to the decoder. Texts that end with
+    /// that token are added to `ended`.
     fn begin(&mut self, prompts: &[Prompt], ended: &mut Vec<(usize, Generated)>) -> Result<()> {
         let (generator, settings) = (self.generator, self.settings);
         let (machine, pool, started) = (self.decoder.machine(), self.decoder.pool(), Instant::now());
@@ -331,7 +331,7 @@ impl<'g> Places<'g> {
             next.drawn += 1;
             if let Some(finish) = text.push(token, self.generator, self.settings, self.decoder.room()) {
                 ended.extend(self.texts[place].take().map(|text| text.finish(finish)));
-                // What stands in an empty place is computed too, and must stay within its room.
+                // Empty places are computed too, and must stay within their room.
                 self.next[place] = Reads::default();
                 self.decoder.clear(place);
             }
@@ -339,7 +339,7 @@ impl<'g> Places<'g> {
         Ok(ended)
     }
 
-    /// Chooses tokens by the logits of the last step.
+    /// Chooses tokens from the logits of the last step.
     fn choose(&self, tokens: &mut [Option<u32>]) {
         for (place, (text, token)) in self.texts.iter().zip(tokens).enumerate() {
             let Some(text) = text else { continue };
@@ -350,14 +350,14 @@ impl<'g> Places<'g> {
 }
 
 impl Generator {
-    /// Generates a text after each prompt, `together` of them at a time, on a CPU at most 16; where a prompt fills the
-    /// context, one after the other. `receive` gets the number of a prompt and its text when that is complete, in any
-    /// order, and returns `false` to stop. The tokens of a text do not depend on what else is generated beside it; on a
-    /// GPU up to rounding of the matrix products: eight rows and fewer have one order of summation, more have
-    /// cuBLASLt's. Texts side by side end where the model's context does.
+    /// Generates a text after each prompt, `together` of them at a time (at most 16 on a CPU), or one after the other
+    /// if a prompt fills the context. `receive` gets the index of a prompt and its text once that is complete, in any
+    /// order, and returns `false` to stop. The tokens of a text do not depend on the texts beside it; on a GPU this
+    /// holds up to rounding in the matrix products: those of up to eight rows have one order of summation, larger ones
+    /// have cuBLASLt's. Texts side by side end at the end of the model's context.
     ///
     /// # Errors
-    /// Where a setting is out of range, or the model computes NaN.
+    /// If a setting is out of range, or the model computes NaN.
     pub fn generate_all(
         &self,
         prompts: &[Vec<u32>],
@@ -393,8 +393,8 @@ impl Generator {
         })
     }
 
-    /// Reads prompts in one pass, padded at their ends: the caches of all, and the logits of the token after each,
-    /// `[V]`. Attention to earlier tokens does not see the padding.
+    /// Reads prompts in one pass, padded at their ends. Returns the caches of all, and the logits of the token after
+    /// each, `[V]`. Causal attention does not see the padding.
     fn read_prompts(
         &self,
         prompts: &[&[u32]],
@@ -416,7 +416,7 @@ impl Generator {
         Ok((state, logits))
     }
 
-    /// Empty places for texts side by side; `None` where they are generated one after the other.
+    /// Empty places for texts side by side; `None` if the texts are to be generated one after the other.
     fn places<'g>(
         &'g self,
         prompts: &[Vec<u32>],

@@ -4,7 +4,7 @@
 
 use crate::text::tokenizer::Tokenizer;
 
-/// Stands for bytes that are not a character yet.
+/// Replaces bytes that do not form a character yet.
 const REPLACEMENT: char = '\u{fffd}';
 /// Tokens after which an incomplete character is handed out as it is.
 const MAX_PENDING: usize = 8;
@@ -14,10 +14,10 @@ pub(super) struct StreamDecoder<'a> {
     tokenizer: &'a Tokenizer,
     stop: Vec<&'a str>,
     tokens: Vec<u32>,
-    /// First of the tokens that are decoded together with the new ones: how a token is spelled can depend on the one
-    /// before it.
+    /// Index of the first token that is decoded together with the new ones: the spelling of a token can depend on the
+    /// one before it.
     prefix: usize,
-    /// First of the tokens that are not in `text` yet.
+    /// Index of the first token that is not in `text` yet.
     new: usize,
     /// The text so far, without the stop string.
     pub text: String,
@@ -36,7 +36,7 @@ impl<'a> StreamDecoder<'a> {
         self.tokens.push(token);
         self.decode(false);
         let longest = self.stop.iter().map(|stop| stop.len()).max().unwrap_or(0);
-        // A stop string cannot begin earlier: text that was sent is no part of one.
+        // A stop string cannot begin earlier: text that was sent is not part of one.
         let from = floor_char_boundary(&self.text, self.sent.saturating_sub(longest));
         let found = self.stop.iter().filter_map(|stop| self.text[from..].find(stop)).min();
         if let Some(at) = found {
@@ -58,7 +58,7 @@ impl<'a> StreamDecoder<'a> {
         (self.prefix, self.new) = (self.new, self.tokens.len());
     }
 
-    /// Hands out the text that can no longer change. Returns `false` where the receiver cancels.
+    /// Hands out the text that can no longer change. Returns `false` if the receiver cancels.
     pub fn flush(&mut self, receive: &mut (dyn FnMut(&str) -> bool + Send)) -> bool {
         let rest = &self.text[self.sent..];
         let starts_stop = |end: &str| self.stop.iter().any(|stop| stop.starts_with(end));

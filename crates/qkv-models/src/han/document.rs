@@ -1,5 +1,5 @@
-//! Documents as sentences of words, within the limits of a model: long sentences are split, and further sentences are
-//! counted and left out.
+//! Documents as sentences of words, within the limits of a model: long sentences are split, and excess sentences are
+//! left out and counted.
 
 use crate::text::sentences::sentences;
 use crate::text::tokenizer::{PlacedToken, Tokenizer};
@@ -10,7 +10,7 @@ use std::ops::Range;
 pub struct Document {
     /// Word ids of each sentence.
     pub(crate) sentences: Vec<Vec<u32>>,
-    /// Their places in the text.
+    /// Their positions in the text.
     pub(crate) places: Vec<Vec<PlacedToken>>,
     /// Number of sentences left out.
     pub left_out: usize,
@@ -52,7 +52,7 @@ impl Document {
         (0..self.sentences.len()).map(|at| self.sentence(at))
     }
 
-    /// Every token with its sentence.
+    /// Every token with the index of its sentence.
     pub fn pieces(&self) -> impl Iterator<Item = (usize, &PlacedToken)> + '_ {
         self.places.iter().enumerate().flat_map(|(at, pieces)| pieces.iter().map(move |piece| (at, piece)))
     }
@@ -64,7 +64,7 @@ impl Document {
         start..places.iter().map(|word| word.place.end).max().unwrap_or(start)
     }
 
-    /// The words of a sentence, tokens merged: their byte ranges, and the range of their tokens.
+    /// The words of a sentence, with their tokens merged: the byte range and the token range of each.
     pub(crate) fn whole_words(&self, at: usize) -> Vec<(Range<usize>, Range<usize>)> {
         let mut words: Vec<(Range<usize>, Range<usize>, usize)> = Vec::new();
         for (piece, placed) in self.places[at].iter().enumerate() {

@@ -104,14 +104,14 @@ impl Han {
     /// ```
     ///
     /// # Errors
-    /// Where sizes do not fit together.
+    /// If sizes do not fit together.
     pub fn new(config: &HanConfig, tokenizer: Tokenizer, seed: u64) -> Result<Han> {
         let mut parameters = Parameters::new();
         let model = HanNetwork::new(&mut Builder::new(&mut parameters, seed), config, tokenizer.len())?;
         Ok(Han { config: config.clone(), parameters, tokenizer, model })
     }
 
-    /// A model for other classes on the layers of a trained one.
+    /// A model on the layers of a trained one, with a new head if the classes differ.
     pub(crate) fn from_start(
         config: &HanConfig,
         tokenizer: Tokenizer,
@@ -129,7 +129,7 @@ impl Han {
     /// Writes a folder.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// If the folder cannot be written.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let specials = SpecialTokens::of(&self.tokenizer);
         let config = ModelConfig::new(Architecture::Han(self.config.clone()), self.tokenizer.len(), specials);
@@ -164,7 +164,7 @@ impl Han {
     /// The probabilities of all classes, for each document, in the order of [`labels`](HanConfig::labels).
     ///
     /// # Errors
-    /// Where the model computes NaN.
+    /// If the model computes NaN.
     pub fn classify<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         let documents: Vec<Document> = texts.iter().map(|text| self.cut(text.as_ref())).collect();
         rayon::scope(|_| self.classify_cut(&documents, machine))
@@ -192,7 +192,7 @@ impl Han {
     /// Classifies a document and returns both levels of attention.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// If `qkv` refuses an attention call.
     pub fn read(&self, text: &str, machine: &Machine) -> Result<Reading> {
         let observed = self.observe(text, machine)?;
         let document = &observed.document;

@@ -1,19 +1,19 @@
-//! BMP files: Windows's device-independent bitmaps of 1 to 32 bits a pixel, with palettes, masks and run lengths, and
-//! OS/2's first form. Written here because the crate that read them before (zune-bmp 0.5) got the rows of 1, 2 and 4
-//! bits wrong, took files that were cut off, and refused those with fewer than 12 bytes of pixels.
+//! BMP files: Windows's device-independent bitmaps of 1 to 32 bits per pixel, with palettes, masks and run lengths, and
+//! OS/2's first version. Implemented here because the crate that was used before (zune-bmp 0.5) decoded rows of 1, 2
+//! and 4 bits incorrectly, accepted truncated files, and refused files with fewer than 12 bytes of pixels.
 
 use super::Image;
 
-/// Bytes of the header of the file, before that of the image.
+/// Bytes of the file header, which precedes the image header.
 const FILE_HEADER: usize = 14;
-/// How pixels are stored: as they are, in run lengths of 8 or 4 bits, or by masks.
+/// How pixels are stored: plain, in run lengths of 8 or 4 bits, or by masks.
 const PLAIN: u32 = 0;
 const RUNS_OF_8: u32 = 1;
 const RUNS_OF_4: u32 = 2;
 const MASKS: u32 = 3;
 const MASKS_AND_ALPHA: u32 = 6;
 
-/// Pixels row by row from the top: gray, red, green and blue, or with alpha.
+/// Pixels row by row from the top: gray, RGB, or RGB with alpha.
 pub(super) struct Pixels {
     pub width: usize,
     pub height: usize,
@@ -27,14 +27,14 @@ struct Header {
     height: usize,
     /// Rows are stored from the bottom up.
     rises: bool,
-    /// Bits of a pixel.
+    /// Bits per pixel.
     bits: usize,
     stored: u32,
-    /// Where pixels start.
+    /// Offset of the pixels.
     start: usize,
     /// Blue, green and red of each color.
     palette: Vec<[u8; 3]>,
-    /// Bits of red, green, blue and alpha.
+    /// Masks of red, green, blue and alpha.
     masks: [u32; 4],
 }
 
@@ -54,7 +54,7 @@ impl Header {
         if !matches!(size, 12 | 16 | 40 | 52 | 56 | 64 | 108 | 124) || bytes.len() < FILE_HEADER + size {
             return Err(format!("its header has {size} bytes"));
         }
-        // What a shorter header does not have is 0.
+        // Fields that a shorter header lacks are 0.
         let field = |at: usize| if at + 4 <= size { long(bytes, FILE_HEADER + at) } else { Ok(0) };
         let (width, height, bits) = match is_old {
             true => (i32::from(short(bytes, 18)?), i32::from(short(bytes, 20)?), short(bytes, 24)?),
@@ -78,7 +78,7 @@ impl Header {
             _ => [0xff_0000, 0xff00, 0xff, 0],
         };
         if stored != PLAIN && bits > 8 {
-            // They follow the first header, and are part of later ones.
+            // Masks follow the first version of the header, and are part of later versions.
             let count = if stored == MASKS_AND_ALPHA || size >= 56 { 4 } else { 3 };
             for (at, mask) in masks.iter_mut().enumerate().take(count) {
                 *mask = long(bytes, FILE_HEADER + 40 + 4 * at)?;
@@ -107,7 +107,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Pixels, String> {
     let header = Header::read(bytes)?;
     let Header { width, height, bits, .. } = header;
     let packed = &bytes[header.start..];
-    // Rows are filled up to four bytes; the last one may end with its last pixel.
+    // Rows are padded to four bytes; the last one may end with its last pixel.
     let (row, pitch) = ((width * bits).div_ceil(8), (width * bits).div_ceil(32) * 4);
     let is_run = matches!(header.stored, RUNS_OF_8 | RUNS_OF_4);
     if !is_run && packed.len() < pitch * (height - 1) + row {
@@ -143,7 +143,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Pixels, String> {
     Ok(Pixels { width, height, channels, points })
 }
 
-/// The part of a pixel that a mask has, from 0 to 255.
+/// The part of a pixel that a mask selects, scaled to 0 to 255.
 fn masked(value: u32, mask: u32) -> u8 {
     if mask == 0 {
         return 0;
@@ -153,7 +153,7 @@ fn masked(value: u32, mask: u32) -> u8 {
 }
 
 impl Header {
-    /// The colors of a row of places in the palette, of some bits each, the first in the highest.
+    /// Appends the colors of a row of palette indices of `bits` bits each, the first in the highest bits.
     fn look_up(&self, row: &[u8], bits: usize, points: &mut Vec<u8>) -> Result<(), String> {
         for x in 0..self.width {
             let at = x * bits;
@@ -167,12 +167,12 @@ impl Header {
     }
 }
 
-/// The places in the palette of an image in run lengths, in the order of its rows.
+/// The palette indices of a run-length encoded image, in the order of its rows.
 fn runs(header: &Header, packed: &[u8]) -> Result<Vec<u8>, String> {
     let &Header { width, height, bits, .. } = header;
     let mut places = vec![0; width * height];
     let (mut x, mut y, mut at) = (0, 0, 0);
-    // The place of pixel `n` of a run: all bits of a byte, or its two halves in turn.
+    // The palette index of pixel `n` of a run: a whole byte, or its two halves in turn.
     let place = |byte: u8, n: usize| match (bits, n % 2) {
         (8, _) => byte,
         (_, 0) => byte >> 4,
@@ -199,7 +199,7 @@ fn runs(header: &Header, packed: &[u8]) -> Result<Vec<u8>, String> {
                 let (count, each) = (usize::from(count), 8 / bits);
                 let bytes = packed.get(at..at + count.div_ceil(each)).ok_or("it is cut off")?;
                 (0..count).try_for_each(|n| write(x + n, y, place(bytes[n / each], n)))?;
-                // Filled up to two bytes.
+                // Padded to two bytes.
                 (x, at) = (x + count, at + bytes.len().next_multiple_of(2));
             }
             (count, code) => {

@@ -23,7 +23,7 @@ const JPEG: &[u8] = b"\xff\xd8\xff";
 
 /// Decodes an image; the error says what is wrong with the bytes.
 pub(super) fn decode(bytes: &[u8]) -> Result<Image, String> {
-    // The decoders are fuzzed upstream; a panic that is left becomes an error.
+    // The decoders are fuzzed upstream; any remaining panic becomes an error.
     let decoded = catch_unwind(AssertUnwindSafe(|| match bytes {
         [] => Err("the file is empty".into()),
         _ if bytes.starts_with(PNG) => png(bytes),
@@ -66,7 +66,7 @@ fn png(bytes: &[u8]) -> Result<Image, String> {
     Ok(image.upright(turned))
 }
 
-/// Pixels of some channels and their opacity, blended onto white.
+/// Blends pixels onto white, by the alpha channel after their color channels.
 fn on_white(points: &[u8], channels: usize) -> Vec<u8> {
     let mut blended = Vec::with_capacity(points.len() / (channels + 1) * channels);
     for point in points.chunks_exact(channels + 1) {
@@ -100,11 +100,11 @@ fn bmp(bytes: &[u8]) -> Result<Image, String> {
 
 fn jpeg(bytes: &[u8]) -> Result<Image, String> {
     let wrong = |error: DecodeErrors| match error {
-        // What it says then is how many bytes it would have liked.
+        // The decoder's own message only says how many bytes it expected.
         DecodeErrors::IoErrors(_) | DecodeErrors::ExhaustedData => "the JPEG is broken: it is cut off".to_owned(),
         error => format!("the JPEG is broken: {}", format!("{error:?}").trim_matches(['"', '\n'])),
     };
-    // The header says how large an image is, and `fits` whether that is too large.
+    // The decoder's own size limits are lifted: `fits` checks the size in the header.
     let options = |colours| {
         DecoderOptions::default()
             .set_max_width(usize::from(u16::MAX))

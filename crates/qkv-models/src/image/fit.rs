@@ -1,25 +1,25 @@
-//! An image of any size in the size that a model takes.
+//! Fits an image of any size to the size that a model expects.
 
 use super::{Image, trim};
 use crate::Result;
 use serde::{Deserialize, Serialize};
 
-/// How an image of another size is made to fit.
+/// How an image of another size is fitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fit {
-    /// It is resized; its aspect ratio is not kept.
+    /// Resized; the aspect ratio is not kept.
     #[default]
     Stretch,
-    /// It is made smaller until it fits, never larger, and surrounded by white, at the left and in the middle: rows of
-    /// text, say.
+    /// Shrunk until it fits, never enlarged, and padded with white, at the left and vertically centered: rows of text,
+    /// say.
     Pad,
-    /// It is cropped to what is not white first: a formula on a page.
+    /// As `Pad`, after cropping to what is not white: a formula on a page.
     Ink,
-    /// It is made smaller or larger until it fits, and put in the middle of black.
+    /// Shrunk or enlarged until it fits, and centered on black.
     Letterbox,
-    /// It is cut to its ink in gray, made smaller until it fits, never larger, and filled up with white to multiples of
-    /// 32 pixels: formulas, each in a size of its own, at most the model's.
+    /// Cropped to its ink in gray, shrunk until it fits, never enlarged, and padded with white to multiples of 32
+    /// pixels: formulas, each in its own size, at most the model's.
     Trim,
 }
 
@@ -30,16 +30,16 @@ impl Fit {
     }
 }
 
-/// Levels below which a pixel counts as ink.
+/// A pixel with a level below this counts as ink.
 const INK: u8 = 200;
 /// Pixels of white that stay around the ink.
 const MARGIN: usize = 4;
 
 impl Image {
-    /// In a size of `width × height`, or at most that where it is trimmed.
+    /// Fitted to `width × height`, or to at most that if it is trimmed.
     ///
     /// # Errors
-    /// Where the size is zero or too large.
+    /// If the size is zero or too large.
     pub fn fitted(&self, width: usize, height: usize, fit: Fit) -> Result<Image> {
         let whole = match fit {
             Fit::Stretch => return self.resized(width, height),
@@ -64,7 +64,7 @@ impl Image {
         Ok(page)
     }
 
-    /// The part of it that is not white, with a margin; `None` where all is.
+    /// The part that is not white, with a margin; `None` if everything is white.
     fn inked(&self) -> Option<Image> {
         let (mut left, mut right, mut top, mut bottom) = (self.width, 0, self.height, 0);
         for (y, row) in self.points.chunks_exact(self.width * self.channels).enumerate() {
@@ -83,7 +83,7 @@ impl Image {
         Some(self.cropped([left, top], [right + 1 - left, bottom + 1 - top]))
     }
 
-    /// A rectangle of it that lies within it: its left upper corner, its width and height.
+    /// A rectangle inside the image, given by its upper left corner, width and height.
     pub(crate) fn cropped(&self, [left, top]: [usize; 2], [width, height]: [usize; 2]) -> Image {
         let mut points = Vec::with_capacity(width * height * self.channels);
         for row in self.points.chunks_exact(self.width * self.channels).skip(top).take(height) {

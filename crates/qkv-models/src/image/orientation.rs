@@ -1,14 +1,15 @@
-//! How a camera was held: the orientation in the EXIF data of a photograph, and the image turned upright by it.
+//! How the camera was held: the orientation in the EXIF data of a photograph, and turning the image upright
+//! accordingly.
 
 use super::Image;
 
 /// The tag of the orientation in a TIFF directory.
 const TAG: u16 = 0x0112;
-/// The most entries of a directory that are looked at.
+/// The most entries of a directory that are examined.
 const MOST_ENTRIES: usize = 1024;
 
-/// The orientation, 1 to 8, of EXIF data: a TIFF file, with or without `Exif\0\0` before it. 1, upright, where the data
-/// has none or cannot be read: a photograph is not refused for the notes on it.
+/// The orientation, 1 to 8, in EXIF data: a TIFF file, with or without `Exif\0\0` before it. It is 1, upright, if the
+/// data has none or cannot be read: a photograph is not refused because of its metadata.
 pub(super) fn of_exif(exif: &[u8]) -> u8 {
     let tiff = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);
     read(tiff).filter(|found| (1..=8).contains(found)).unwrap_or(1) as u8
@@ -37,7 +38,7 @@ fn read(tiff: &[u8]) -> Option<u16> {
 }
 
 impl Image {
-    /// The image upright, from the orientation of its EXIF data: 2, 4, 5 and 7 are mirrored, 5 to 8 lie on a side.
+    /// The image upright, from the orientation of its EXIF data: 2, 4, 5 and 7 are mirrored, 5 to 8 lie on their side.
     pub(super) fn upright(self, orientation: u8) -> Image {
         if !(2..=8).contains(&orientation) {
             return self;

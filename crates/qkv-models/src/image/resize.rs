@@ -23,8 +23,8 @@ fn weights(from: usize, to: usize) -> Vec<(usize, Vec<f32>)> {
 }
 
 impl Image {
-    /// In another size and number of channels. Gray becomes color last, since all three are equal; color becomes gray
-    /// first.
+    /// Resizes and converts channels. Gray becomes color after resizing, since all three channels are equal; color
+    /// becomes gray before.
     ///
     /// # Errors
     /// As [`resized`](Image::resized).
@@ -39,7 +39,7 @@ impl Image {
     /// Resamples to another size; the aspect ratio is not kept.
     ///
     /// # Errors
-    /// Where the size is zero or too large.
+    /// If the size is zero or too large.
     pub fn resized(&self, width: usize, height: usize) -> crate::Result<Image> {
         Image::fits(width, height).map_err(crate::Error::invalid)?;
         if (width, height) == (self.width, self.height) {

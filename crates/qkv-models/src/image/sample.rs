@@ -1,9 +1,10 @@
-//! A window of an image, or of an image and what surrounds it, in the image's own size: bilinear interpolation, for
+//! Samples a window of an image, which may extend beyond it, at the size of the image: bilinear interpolation, for
 //! windows of about that size.
 
 use super::Image;
 
-/// For each new pixel along an axis, the old pixel before it, the next one and its share; `None` where it lies outside.
+/// For each new pixel along an axis, the old pixel before it, the next one and the weight of the latter; `None` outside
+/// of the image.
 fn places(start: f64, length: f64, size: usize) -> Vec<Option<(usize, usize, f32)>> {
     let place = |at: usize| {
         let middle = start + (at as f64 + 0.5) / size as f64 * length;
@@ -18,8 +19,8 @@ fn places(start: f64, length: f64, size: usize) -> Vec<Option<(usize, usize, f32
 }
 
 impl Image {
-    /// The window of left, top, width and height, in pixels, in the size of the image; what lies outside of the image
-    /// is filled.
+    /// The window given by left, top, width and height, in pixels, scaled to the size of the image; `fill` is the level
+    /// outside of the image.
     pub(crate) fn sampled(&self, [left, top, wide, high]: [f64; 4], fill: u8) -> Image {
         let (channels, line) = (self.channels, self.width * self.channels);
         let (across, down) = (places(left, wide, self.width), places(top, high, self.height));
@@ -42,7 +43,7 @@ impl Image {
         Image { points, ..*self }
     }
 
-    /// Replaces each level by that of the table of its channel.
+    /// Replaces each level by its entry in the table of its channel.
     pub(crate) fn map_channels(&mut self, tables: &[[u8; 256]]) {
         for pixel in self.points.chunks_exact_mut(self.channels) {
             for (x, table) in pixel.iter_mut().zip(tables) {

@@ -1,16 +1,16 @@
-//! Images of formulas as pix2tex takes them: dark on white, cut out of their page, and as large as they are.
+//! Images of formulas as pix2tex expects them: dark on white, cropped from their page, in their own size.
 
 use super::Image;
 use crate::Result;
 
 /// Sides of a trimmed image are multiples of this many pixels.
 pub(super) const STEP: usize = 32;
-/// What is darker than this is ink.
+/// Darker levels are ink.
 const INK: f64 = 128.0;
 
 impl Image {
-    /// Cut to its ink, in gray, black on white, made smaller where it is larger than `width × height`, and filled up
-    /// with white at the right and below to multiples of 32 pixels.
+    /// Cropped to its ink, in gray levels, dark on white, shrunk if it is larger than `width × height`, and padded with
+    /// white at the right and the bottom to multiples of 32 pixels.
     pub(super) fn trimmed(&self, width: usize, height: usize) -> Result<Image> {
         let once = self.in_channels(1).cut_out();
         let ratio = (once.width as f64 / width as f64).max(once.height as f64 / height as f64);
@@ -19,7 +19,8 @@ impl Image {
         Ok(fitting.cut_out().in_channels(self.channels))
     }
 
-    /// Levels from black on, dark on white, cut to its ink, filled up.
+    /// Stretches the levels so that they start at black, makes the image dark on white, crops it to its ink, and pads
+    /// it.
     fn cut_out(&self) -> Image {
         let darkest = f64::from(self.points.iter().copied().min().unwrap_or(0));
         let stretched = |x: u8| match darkest < 255.0 {

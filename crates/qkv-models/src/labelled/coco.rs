@@ -1,4 +1,4 @@
-//! Images with boxes in COCO's JSON: `images`, `annotations` and `categories`. Paths are counted from the folder of the
+//! Images with boxes in COCO's JSON: `images`, `annotations` and `categories`. Paths are relative to the folder of the
 //! file. Boxes of crowds are left out.
 
 use crate::files::folder::parse_json;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// An image with what is in it.
+/// An image with its objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BoxedImage {
     /// The file.

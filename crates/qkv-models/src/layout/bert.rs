@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 
 /// The `model_type` of encoders that are not BERT, such as those with another attention. Their configuration is ours,
-/// under `encoder`, and their tensors have our names: as `bert`, other programs would compute something else.
+/// under `encoder`, and their tensors have our names: under `bert`, other programs would compute something else.
 pub(crate) const OWN: &str = "qkv-encoder";
 
 /// BERT's names of activations.
@@ -34,7 +34,7 @@ const HEADS: [(&str, Head); 5] = [
 pub(crate) fn fits(config: &EncoderConfig) -> bool {
     let mut attention = config.attention.clone();
     attention.dropout = None;
-    // `BertForSequenceClassification` always has a pooler: where it is missing, `transformers` would initialize one.
+    // `BertForSequenceClassification` always has a pooler: if it is missing, `transformers` would initialize one.
     let pooled = config.pooler || config.head != Head::Classes;
     pooled && attention == Attention::scaled_dot() && ACTIVATIONS.iter().any(|(_, kind)| *kind == config.activation)
 }
@@ -49,7 +49,7 @@ pub(crate) fn config(json: &Value, path: &Path, weights: &Weights) -> Result<Enc
     let activation = activation.ok_or_else(|| fields.wrong("hidden_act", format!("`{word}` is not known")))?;
     let name = json.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
     let head = HEADS.iter().find(|(known, _)| Some(*known) == name).map_or(Head::None, |(_, head)| *head);
-    // Many encoders name the class that they were pretrained as and leave its head out.
+    // Many encoders name the class that they were pretrained as, but leave its head out.
     let bare = head == Head::Masked && !weights.has("cls.predictions.transform.dense.weight");
     let head = if bare { Head::None } else { head };
     let labels = json.get("id2label").and_then(Value::as_object).map_or_else(Vec::new, labels);

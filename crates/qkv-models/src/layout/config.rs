@@ -17,7 +17,7 @@ impl Fields<'_> {
         Error::format(self.path, format!("field `{name}`"), what)
     }
 
-    /// The first of these fields that is present and not null.
+    /// The first of these fields that is present; `None` if it is null.
     fn find(&self, names: &[&str]) -> Option<&Value> {
         names.iter().find_map(|name| self.json.get(name)).filter(|value| !value.is_null())
     }
@@ -52,7 +52,7 @@ impl Fields<'_> {
         value.as_str().ok_or_else(|| self.wrong(name, format!("it is {value}, expected a word")))
     }
 
-    /// A token id; the first, where there are several.
+    /// A token id; the first, if there are several.
     pub fn token(&self, name: &str) -> Result<Option<u32>> {
         let Some(mut value) = self.find(&[name]) else { return Ok(None) };
         if let Some(first) = value.as_array().and_then(|list| list.first()) {
@@ -62,7 +62,7 @@ impl Fields<'_> {
         number.map(Some).ok_or_else(|| self.wrong(name, format!("it is {value}, expected the number of a token")))
     }
 
-    /// Refuses a field that has another value.
+    /// Refuses a field with any other value.
     pub fn only(&self, name: &str, expected: Value) -> Result<()> {
         match self.find(&[name]) {
             Some(found) if *found != expected => {

@@ -1,4 +1,4 @@
-//! Programs of others that read formulas: which of them a folder is of, and what is read from it.
+//! Formula readers of other projects: which of them a folder belongs to, and what is read from it.
 
 use super::{Layout, latex_ocr, pix2tex};
 use crate::describe::DescribeConfig;
@@ -19,7 +19,7 @@ pub(crate) enum FormulaReader {
 }
 
 impl FormulaReader {
-    /// Whose model a folder holds; none where it has a `config.json`.
+    /// Whose model a folder holds; `None` if it has a `config.json`.
     pub fn of(folder: &Path) -> Option<FormulaReader> {
         match folder {
             _ if folder.join(CONFIG).exists() => None,
@@ -57,7 +57,7 @@ impl FormulaReader {
         }
     }
 
-    /// Makes parameters of what was read.
+    /// Converts the tensors that were read to our parameters.
     pub fn finish(self, parameters: &mut Parameters<f32>, config: &DescribeConfig) {
         match self {
             FormulaReader::LatexOcr => latex_ocr::unscale(parameters, config.d_model),

@@ -1,5 +1,6 @@
-//! Gemma 3 (Gemma Team 2025, arXiv:2503.19786), the models of text alone, in the Hugging Face layout: norms on both
-//! sides of each sublayer and of the heads of queries and keys, GEGLU, scaled embeddings, and layers within a window.
+//! Gemma 3 (Gemma Team 2025, arXiv:2503.19786), its text-only models, in the Hugging Face layout: norms on both sides
+//! of each sublayer and on the heads of queries and keys, GEGLU, scaled embeddings, and layers that attend within a
+//! window.
 
 use super::config::Fields;
 use super::{Form, Layout, Mapped, llama};
@@ -53,7 +54,7 @@ pub(super) fn attention(scalar: f64, width: usize) -> Attention {
     attention
 }
 
-/// The number whose square root queries are divided by, a whole one; `None` where the attention is another one.
+/// The whole number whose square root queries are divided by; `None` if the attention is of another kind.
 fn query_scalar(config: &GptConfig) -> Option<u64> {
     let scalar = match config.attention.scale {
         Scale::Own => config.head_width() as u64,
@@ -68,7 +69,7 @@ fn query_scalar(config: &GptConfig) -> Option<u64> {
     (plain == Attention::scaled_dot()).then_some(scalar)
 }
 
-/// Bases of rotary positions in global and in local layers. Newer files have them by the kind of layer.
+/// Bases of rotary positions in global and in local layers. Newer files list them by kind of layer.
 fn bases(fields: Fields<'_>) -> Result<[f64; 2]> {
     let mut bases = [fields.number("rope_theta", 1e6)?, fields.number("rope_local_base_freq", 1e4)?];
     let refuse = |of: Fields<'_>, name: &str| match of.word("rope_type", "default")? {
@@ -185,7 +186,7 @@ pub(super) const PARTS: [[&str; 3]; 13] = [
     ["mlp.down_proj", "ffn_down", "fc2"],
 ];
 
-/// Gains are stored less 1 here; GGUF has them whole.
+/// Gains are stored minus 1 in this layout; GGUF stores them as they are.
 pub(crate) fn layout(sizes: &GptConfig) -> Layout {
     let gain = |name: String, part: String| Mapped { name, parts: vec![part], form: Form::LessOne };
     let mut tensors = vec![Mapped::plain("embed_tokens.weight", "tokens.weight")];

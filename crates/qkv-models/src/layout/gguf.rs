@@ -1,5 +1,4 @@
-//! Decoders in GGUF: which architecture a file has, its settings under the names of its metadata, and the table of its
-//! tensors.
+//! Decoders in GGUF: which architecture a file has, its settings from the metadata, and the table of its tensors.
 
 use super::{Form, Layout, Mapped, gemma, llama};
 use crate::files::gguf::{Gguf, MetadataValue};
@@ -15,7 +14,7 @@ enum Decoder {
     Llama,
     /// Rows are not permuted, and projections of queries, keys and values have biases.
     Qwen2,
-    /// The models of text alone.
+    /// Text-only models.
     Gemma3,
 }
 
@@ -84,7 +83,7 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Refuses what changes the results and is not computed here.
+    /// Refuses settings that change the results and are not supported.
     fn refuse(&self) -> Result<()> {
         let scaling = "rope.scaling.type";
         if self.has(scaling) && self.file.text(&self.name(scaling))? != "none" {

@@ -1,6 +1,6 @@
-//! The layout of `latex-ocr-junia`, which reads formulas: `model_config.json`, `tokenizer.json` with the number of each
-//! character, and a checkpoint of PyTorch, `best.pt`. A plain ViT and a plain Transformer decoder, both with a norm
-//! after the embeddings.
+//! The layout of `latex-ocr-junia`, which reads formulas: `model_config.json`, `tokenizer.json` with the id of each
+//! character, and a PyTorch checkpoint, `best.pt`. A plain ViT and a plain Transformer decoder, both with a norm after
+//! the embeddings.
 
 use super::config::Fields;
 use super::{Form, Layout, Mapped};
@@ -27,7 +27,7 @@ const DICTIONARIES: [&str; 4] = ["model", "model_state_dict", "state_dict", "mod
 const KNOWN: &str = "patch_embed.proj.weight";
 /// `ε` of its norms.
 const EPSILON: f64 = 1e-6;
-/// Its embedding of tokens, which ours multiplies by the square root of the width.
+/// Its token embedding; ours is multiplied by the square root of the width.
 const EMBEDDING: &str = "decoder.embed_tokens.weight";
 
 /// Whether a folder has this layout.
@@ -72,7 +72,7 @@ pub(crate) fn config(folder: &Path) -> Result<ModelConfig> {
     Ok(ModelConfig::new(Architecture::Describe(sizes), fields.needed(&["vocab_size"])?, specials))
 }
 
-/// Its characters as a tokenizer of ours: pieces that nothing merges.
+/// Its characters as one of our tokenizers: pieces without merges.
 pub(crate) fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     let path = folder.join(TOKENIZER);
     let json: Value = read_json(&path)?;
@@ -101,7 +101,7 @@ pub(crate) fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     Tokenizer::from_bytes(ours.to_string().as_bytes(), &path)
 }
 
-/// The weights of a folder: of what a checkpoint holds besides (the optimizer, say) nothing is read.
+/// The weights of a folder; anything else in the checkpoint, such as the optimizer's state, is not read.
 pub(crate) fn weights(folder: &Path) -> Result<Weights> {
     let file = TorchFile::open(folder.join(CHECKPOINT))?;
     let within = DICTIONARIES.into_iter().find(|name| file.shape(&format!("{name}.{KNOWN}")).is_some());
@@ -173,7 +173,7 @@ pub(crate) fn layout(config: &DescribeConfig) -> Layout {
     Layout { prefix: "", tensors, ignored: &[] }
 }
 
-/// Divides the embedding by what ours is multiplied by.
+/// Divides the embedding by the factor that ours is multiplied by.
 pub(crate) fn unscale(parameters: &mut Parameters<f32>, d_model: usize) {
     if let Some(embedding) = parameters.find(EMBEDDING) {
         let scale = 1.0 / (d_model as f32).sqrt();

@@ -98,7 +98,7 @@ pub(crate) fn json(config: &ModelConfig, sizes: &GptConfig) -> Value {
     json_of_decoder(config, sizes, own)
 }
 
-/// The `config.json` of a decoder with rotary positions and RMS norms: what all of them have, and fields of its own.
+/// The `config.json` of a decoder with rotary positions and RMS norms: the fields that all of them have, and its `own`.
 pub(super) fn json_of_decoder(config: &ModelConfig, sizes: &GptConfig, own: Value) -> Value {
     let mut json = json!({
         "vocab_size": config.vocab_size,

@@ -1,7 +1,7 @@
-//! The layout of pix2tex, which reads formulas: `settings/config.yaml`, `dataset/tokenizer.json`, and a checkpoint of
-//! PyTorch, `checkpoints/weights.pth`. A ResNet with weight-standardized convolutions (Qiao et al. 2019,
+//! The layout of pix2tex, which reads formulas: `settings/config.yaml`, `dataset/tokenizer.json`, and a PyTorch
+//! checkpoint, `checkpoints/weights.pth`. A ResNet with weight-standardized convolutions (Qiao et al. 2019,
 //! arXiv:1903.10520) and group norms, a ViT over its features, and a Transformer decoder whose feed-forward layers and
-//! attentions have gates. The weights of the convolutions are standardized once, when they are read.
+//! attentions have gates. Convolution weights are standardized once, when they are read.
 
 use super::config::Fields;
 use super::{Form, Layout, Mapped, latex_ocr};
@@ -98,7 +98,7 @@ pub(crate) fn config(folder: &Path) -> Result<ModelConfig> {
     Ok(ModelConfig::new(Architecture::Describe(sizes), fields.needed(&["num_tokens"])?, specials))
 }
 
-/// Its tokenizer, which says neither what kind it is nor how pieces become text.
+/// Its tokenizer, whose file names neither the kind of model nor how pieces become text.
 pub(crate) fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     let path = folder.join(TOKENIZER);
     let mut json: Value = read_json(&path)?;
@@ -149,7 +149,7 @@ pub(crate) fn layout(config: &DescribeConfig) -> Layout {
             tensors.push(Mapped::plain(format!("{}.{kind}", theirs(&norm)), format!("image.{norm}.{kind}")));
         }
     }
-    // Each of theirs is one or two of ours, stacked.
+    // Each of their tensors is one or several of ours, stacked.
     let mut both = |theirs: String, ours: &[String], kinds: &[&str]| {
         for kind in kinds {
             let parts = ours.iter().map(|ours| format!("{ours}.{kind}")).collect();
@@ -201,8 +201,8 @@ pub(crate) fn layout(config: &DescribeConfig) -> Layout {
     Layout { prefix: "", tensors, ignored: &[] }
 }
 
-/// Makes parameters of what was read: the embedding divided by what ours is multiplied by, and each output channel of a
-/// convolution of the stem less its mean and over its standard deviation.
+/// Converts the tensors that were read to our parameters: divides the embedding by the factor that ours is multiplied
+/// by, and standardizes each output channel of the stem's convolutions by its mean and standard deviation.
 pub(crate) fn finish(parameters: &mut Parameters<f32>, config: &DescribeConfig) {
     latex_ocr::unscale(parameters, config.d_model);
     for (conv, [_, outputs, _]) in config.image.resnet_stem().convolutions() {

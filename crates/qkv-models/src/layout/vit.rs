@@ -1,5 +1,5 @@
-//! ViT in the Hugging Face layout, with a classification head, and its image preprocessing. A model with a stem of
-//! convolutions, which Hugging Face has not, is written alike under a name of its own.
+//! ViT in the Hugging Face layout, with a classification head, and its image preprocessing. A model with a
+//! convolutional stem, which Hugging Face does not have, is written in the same way under its own name.
 
 use super::bert::labels;
 use super::config::Fields;
@@ -18,7 +18,7 @@ const ACTIVATIONS: [(&str, FeedKind); 4] = [
     ("gelu_pytorch_tanh", FeedKind::GeluTanh),
     ("relu", FeedKind::Relu),
 ];
-/// The `model_type` of a model with a stem of convolutions: a compact convolutional Transformer.
+/// The `model_type` of a model with a convolutional stem: a compact convolutional Transformer.
 pub(crate) const WITH_STEM: &str = "cct";
 /// Scale of pixel values.
 const TO_ONE: f64 = 1.0 / 255.0;

@@ -1,5 +1,6 @@
-//! A `.safetensors` file that is to be written: its header, and its tensors in the order of the file. Values are
-//! narrowed to bytes one tensor at a time, so that writing a model takes the memory of its largest tensor.
+//! A `.safetensors` file to be written: its header, and its tensors in the order of the file. Values are narrowed in
+//! chunks as they are written, so that writing a model takes no copy of its tensors; only 8-bit rows are quantized
+//! beforehand.
 
 use super::{NamedTensor, SCALE, Storage, rows};
 use crate::{Error, Result};
@@ -8,13 +9,13 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 
-/// A file that is to be written.
+/// A file to be written.
 pub(crate) struct NewFile<'a> {
     header: Vec<u8>,
     tensors: Vec<StoredTensor<'a>>,
 }
 
-/// A tensor in the type that it has in the file.
+/// A tensor with the type that it has in the file.
 struct StoredTensor<'a> {
     name: String,
     dtype: Dtype,
@@ -51,7 +52,7 @@ impl StoredTensor<'_> {
     }
 }
 
-/// Values that are rounded and written at a time.
+/// Number of values that are rounded and written at a time.
 const CHUNK: usize = 1 << 14;
 
 /// The length of the header is a multiple of this, and is itself stored in as many bytes.
@@ -95,7 +96,7 @@ impl<'a> NewFile<'a> {
         Ok(NewFile { header, tensors })
     }
 
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub fn len(&self) -> usize {
         WORD + self.header.len() + self.tensors.iter().map(StoredTensor::len).sum::<usize>()
     }
@@ -109,7 +110,7 @@ impl<'a> NewFile<'a> {
     }
 }
 
-/// Names, types, shapes and places of the tensors, in JSON, padded with spaces.
+/// Names, types, shapes and offsets of the tensors, in JSON, padded with spaces.
 fn header(tensors: &[StoredTensor<'_>]) -> Result<Vec<u8>> {
     let broken = |what: String| Error::invalid(format!("the tensors cannot be written: {what}"));
     let mut end = 0;

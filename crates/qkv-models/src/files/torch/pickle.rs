@@ -1,12 +1,12 @@
-//! The pickle of a checkpoint, followed without running it: values lie in one list and name each other by their
-//! places, so that what refers to itself does no harm. Names of functions stay names; see [`super`].
+//! The pickle of a checkpoint, interpreted without running it: values are in one list and refer to each other by index,
+//! so that a value that contains itself does no harm. Names of functions stay names; see [`super`].
 
 use super::super::cursor::Cursor;
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-/// The most values of a pickle, and dictionaries within dictionaries.
+/// The largest number of values in a pickle, and the deepest nesting of dictionaries.
 const MOST_VALUES: usize = 1 << 22;
 const DEEPEST: usize = 16;
 
@@ -17,7 +17,7 @@ pub(super) enum Number {
     F32,
     F16,
     Bf16,
-    /// Integers and the like, which no weights are.
+    /// Integers and other types that weights do not have.
     Other(String),
 }
 
@@ -32,7 +32,7 @@ impl Number {
         }
     }
 
-    /// Its name in words of safetensors.
+    /// Its name in safetensors.
     pub fn name(&self) -> &str {
         match self {
             Number::F64 => "F64",
@@ -43,7 +43,7 @@ impl Number {
         }
     }
 
-    /// Bytes of a number; of a type that is not read, one.
+    /// Bytes per number; 1 for types that are not read.
     pub fn bytes(&self) -> usize {
         match self {
             Number::F64 => 8,
@@ -54,26 +54,26 @@ impl Number {
     }
 }
 
-/// Where the values of a tensor lie.
+/// Where the values of a tensor are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StoredTensor {
     pub number: Number,
     /// The name of its file in the archive.
     pub key: String,
-    /// Its first value.
+    /// Index of its first value.
     pub offset: usize,
     pub shape: Vec<usize>,
-    /// Values from one place of each axis to the next.
+    /// Number of values from one index to the next, along each axis.
     pub strides: Vec<usize>,
 }
 
-/// The place of a value.
+/// The index of a value.
 type At = usize;
 
 /// A value.
 #[derive(Clone, Debug)]
 enum Value {
-    /// Whatever is not looked into.
+    /// Anything that is not interpreted.
     Opaque,
     Whole(i64),
     Text(String),
@@ -86,7 +86,7 @@ enum Value {
     Tensor(Box<StoredTensor>),
 }
 
-/// The machine of a pickle.
+/// The stack machine that interprets a pickle.
 struct Machine<'a> {
     code: Cursor<'a>,
     values: Vec<Value>,
@@ -121,7 +121,7 @@ impl Machine<'_> {
         self.stack.last().copied().ok_or_else(|| self.wrong("it needs a value where there is none"))
     }
 
-    /// What lies above the last mark.
+    /// Pops everything above the last mark.
     fn marked(&mut self) -> Result<Vec<At>> {
         let mark = self.marks.pop().ok_or_else(|| self.wrong("a mark is missing"))?;
         Ok(self.stack.split_off(mark.min(self.stack.len())))
@@ -158,7 +158,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Sets entries of the dictionary on top; of anything else, they are forgotten.
+    /// Sets entries of the dictionary on top of the stack; drops them if the top is anything else.
     fn set(&mut self, items: &[At]) -> Result<()> {
         if !items.len().is_multiple_of(2) {
             return Err(self.wrong("a key has no value"));
@@ -199,7 +199,7 @@ impl Machine<'_> {
         }
     }
 
-    /// A storage: `("storage", type, key, place, length)`.
+    /// A storage: `("storage", type, key, location, length)`.
     fn storage(&mut self) -> Result<()> {
         let at = self.pop()?;
         let found = match self.items(at) {
@@ -215,7 +215,7 @@ impl Machine<'_> {
         self.push(found)
     }
 
-    /// What a call would return, where that is a tensor or an ordered dictionary; nothing is called.
+    /// Pushes what a call would return if that is a tensor or an ordered dictionary; nothing is called.
     fn reduce(&mut self) -> Result<()> {
         let (arguments, function) = (self.pop()?, self.pop()?);
         let items = self.items(arguments);
@@ -241,7 +241,7 @@ impl Machine<'_> {
         self.push(found)
     }
 
-    /// Follows one instruction; `true` at the end.
+    /// Interprets one instruction; `true` at the end.
     fn follow(&mut self) -> Result<bool> {
         let instruction = self.code.u8()?;
         match instruction {

@@ -1,5 +1,5 @@
-//! The archive of a checkpoint: zip, as PyTorch writes it, without compression. Sizes and places are those of the
-//! central directory at its end; 64-bit fields are read where it has them.
+//! The archive of a checkpoint: zip, as PyTorch writes it, without compression. Sizes and offsets come from the central
+//! directory at its end, including its 64-bit fields.
 
 use super::super::cursor::Cursor;
 use crate::{Error, Result};
@@ -7,25 +7,25 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
-/// Signatures: of the end, of its 64-bit forms, of an entry of the directory, and of a file's own header.
+/// Signatures of the end record, its 64-bit forms, a directory entry, and a file's own header.
 const END: u32 = 0x0605_4b50;
 const END64: u32 = 0x0606_4b50;
 const END64_PLACE: u32 = 0x0706_4b50;
 const ENTRY: u32 = 0x0201_4b50;
 const FILE: u32 = 0x0403_4b50;
-/// Bytes of the end without its comment, and the longest comment.
+/// Bytes of the end record without its comment, and the longest comment.
 const END_BYTES: usize = 22;
 const LONGEST_COMMENT: usize = 1 << 16;
 const MOST_FILES: u64 = 1 << 20;
 
-/// The files of an archive, by their names without the first folder, which all of them share.
+/// The files of an archive, by name without the top folder, which all of them share.
 #[derive(Clone, Debug)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
     files: HashMap<String, Range<usize>>,
 }
 
-/// A cursor at a place of the file.
+/// A cursor at an offset of the file.
 fn at<'a>(bytes: &'a [u8], place: u64, path: &'a Path, part: &str) -> Result<Cursor<'a>> {
     let mut cursor = Cursor::new(bytes, path);
     cursor.part = part.into();
@@ -60,7 +60,7 @@ fn directory(bytes: &[u8], path: &Path) -> Result<(u64, u64)> {
     Ok((place, count))
 }
 
-/// Sizes and place of an entry from its 64-bit fields, where those of 32 bits are full.
+/// Takes sizes and offset of an entry from its 64-bit fields if the 32-bit ones are at their maximum.
 fn widened(extra: &[u8], fields: &mut [u64; 3], path: &Path) -> Result<()> {
     let mut cursor = Cursor::new(extra, path);
     cursor.part = "entry of the archive".into();
