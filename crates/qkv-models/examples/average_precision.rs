@@ -1,5 +1,6 @@
-//! Average precision of boxes in a file, for a comparison with `pycocotools` (`dev/detection.py` makes one): JSON with
-//! `found` and `there`, each a list of images of `[class, score, left, top, right, bottom]`.
+//! Average precision of the boxes in a file, to compare with `pycocotools` (`dev/detection.py` does so). The file is
+//! JSON with `found` and `there`, each a list of images, each image a list of
+//! `[class, score, left, top, right, bottom]`.
 
 use qkv_models::metrics::detection::{AveragePrecision, ScoredBox};
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! The logits of photographs by a ResNet, and what a pass takes: `resnet FOLDER IMAGE…`, with images of 224 × 224 for a
-//! comparison with another program (`dev/resnet.py` makes one).
+//! A ResNet's logits for photographs, and the time of a pass: `resnet FOLDER IMAGE…`, with images of 224 × 224 to
+//! compare with another program (`dev/resnet.py` does so).
 
 use qkv_models::ResNet;
 use qkv_models::image::Image;

@@ -36,7 +36,7 @@ fn same_length(outputs: usize, references: usize) -> Result<()> {
     Ok(())
 }
 
-/// A percentage; 0 of nothing.
+/// `part` of `all` in percent; 0 if `all` is 0.
 fn share(part: usize, all: usize) -> f64 {
     100.0 * part as f64 / all.max(1) as f64
 }

@@ -1,5 +1,5 @@
-//! One interface to every model that generates text: encoder, decoder and step-by-step decoding, as training and search
-//! need them. Sizes and their checks are in [`architecture`](crate::architecture); models that read or see
+//! One interface to every model that generates text: encoder, decoder and step-by-step decoding, for training and
+//! search. Sizes and their checks are in [`architecture`](crate::architecture); models that read text or look at images
 //! ([`Encoder`](crate::Encoder), [`Han`](crate::Han), [`Vit`](crate::Vit)) have their own interfaces.
 
 use crate::architecture::{Architecture, Generative, ModelConfig};
@@ -43,7 +43,7 @@ impl Group {
     }
 }
 
-/// One attention of a model, with the label under which a pass captures it: once, or once per step.
+/// One attention of a model, and the label under which a pass captures it, once or once per step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionSite {
     pub group: Group,
@@ -58,7 +58,7 @@ impl AttentionSite {
     }
 }
 
-/// A model that generates text: handles to its parameters.
+/// A model that generates text. It holds handles to its parameters.
 #[derive(Clone, Debug)]
 pub struct Model {
     config: ModelConfig,
@@ -72,7 +72,7 @@ enum Built {
     Gpt(Box<Gpt>),
 }
 
-/// State of step-by-step decoding: caches or hidden states of every sequence.
+/// State of step-by-step decoding: the cache or hidden state of every sequence.
 #[derive(Clone, Debug)]
 pub struct State<T: Float>(StateOf<T>);
 
@@ -84,17 +84,17 @@ enum StateOf<T: Float> {
 }
 
 impl Model {
-    /// A new model with parameters drawn from the seed.
+    /// A new model with parameters initialized from the seed.
     ///
     /// # Errors
-    /// Where sizes or attentions do not fit together.
+    /// If sizes or attentions are inconsistent.
     pub fn new<T: Float>(config: &ModelConfig, seed: u64) -> Result<(Model, Parameters<T>)> {
         let mut parameters = Parameters::new();
         let model = Model::build(config, &mut Builder::new(&mut parameters, seed))?;
         Ok((model, parameters))
     }
 
-    /// A model with parameters of zero, to be read from a file.
+    /// A model with all parameters zero, to be filled from a file.
     ///
     /// # Errors
     /// As [`new`](Model::new).
@@ -104,7 +104,7 @@ impl Model {
         Ok((model, parameters))
     }
 
-    /// The decoder of a model that looks at images: there is no encoder in it, and its memory has rows of the model's
+    /// The decoder of a model that looks at images: it has no encoder, and the rows of its memory have the model's
     /// width.
     pub(crate) fn decoder<T: Float>(config: &ModelConfig, at: &mut Builder<'_, T>) -> Result<Model> {
         let Architecture::Describe(sizes) = &config.architecture else {
@@ -138,7 +138,7 @@ impl Model {
         &self.config
     }
 
-    /// The longest sequence it takes, special tokens included.
+    /// The longest sequence, special tokens included.
     pub fn max_len(&self) -> usize {
         match &self.built {
             Built::Transformer(model) => model.max_len(),
@@ -147,8 +147,8 @@ impl Model {
         }
     }
 
-    /// The longest target, its start included, after a source of `source` tokens, its end included. Source and target
-    /// of a decoder-only model share one sequence.
+    /// The longest target, start token included, after a source of `source` tokens, end token included. Source and
+    /// target of a decoder-only model share one sequence.
     pub fn max_target_len(&self, source: usize) -> usize {
         match &self.built {
             Built::Gpt(model) => model.max_len().saturating_sub(source),
@@ -176,7 +176,7 @@ impl Model {
     /// [`start`](Model::start).
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn encode<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows) -> Result<Var<T>> {
         match &self.built {
             Built::Transformer(model) => model.encode(tape, source),
@@ -185,7 +185,7 @@ impl Model {
         }
     }
 
-    /// Hidden states of the decoder at all positions at once, `[B, N, C]`; of a decoder-only model, which reads source
+    /// Hidden states of the decoder at all positions at once, `[B, N, C]`; for a decoder-only model, which reads source
     /// and target as one sequence, `[B, S + N, C]`.
     pub(crate) fn hidden<T: Float>(
         &self,
@@ -197,7 +197,7 @@ impl Model {
         self.hidden_over(tape, &memory, source, decoder_input)
     }
 
-    /// The same over a memory that is encoded, `[B, S, C]`; of `source`, the lengths count.
+    /// The same over an encoded memory, `[B, S, C]`; a model with an encoder uses only the lengths of `source`.
     pub(crate) fn hidden_over<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -212,7 +212,7 @@ impl Model {
         }
     }
 
-    /// The loss of a batch over a memory that is encoded; the gradient of each token is multiplied by `scale`.
+    /// The loss of a batch over an encoded memory; the gradient of each token is multiplied by `scale`.
     pub(crate) fn loss_over<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -226,8 +226,8 @@ impl Model {
         Ok(self.rewarded_loss(tape, &hidden, target, &batch.decoder_input.lengths))
     }
 
-    /// The loss of hidden states `[B, N, C]`, and what it rewards the choices of hard attention with; the first
-    /// `lengths[b]` targets of a sequence count.
+    /// The loss of hidden states `[B, N, C]`. If hard attention made choices, the log-likelihoods of the targets reward
+    /// them; the first `lengths[b]` targets of sequence `b` count.
     fn rewarded_loss<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -244,7 +244,7 @@ impl Model {
         loss
     }
 
-    /// Its Transformer, if it is one with a decoder that attends to a memory.
+    /// The Transformer, if it is one whose decoder attends to a memory.
     pub(crate) fn transformer(&self) -> Option<&Transformer> {
         match &self.built {
             Built::Transformer(model) => Some(model),
@@ -267,10 +267,10 @@ impl Model {
         }
     }
 
-    /// Logits of the next token at every position, `[B, N, V]`: the parallel pass, for inference.
+    /// Logits of the next token at every position, `[B, N, V]`, in one parallel pass, for inference.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn scores<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows, decoder_input: &Rows) -> Result<Var<T>> {
         let mut hidden = self.hidden(tape, source, decoder_input)?;
         if self.gpt().is_some() && source.length > 0 {
@@ -287,7 +287,7 @@ impl Model {
     /// The loss of a batch; the gradient of each token is multiplied by `scale`.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn loss<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -326,7 +326,7 @@ impl Model {
         }
     }
 
-    /// The attention from target to source that aligns best: the last layer but one where there are several, the middle
+    /// The attention from target to source that aligns best: the last layer but one if there are several, the middle
     /// layer of a decoder-only model.
     pub(crate) fn alignment_site(&self) -> Option<AttentionSite> {
         let (group, layer) = match &self.built {
@@ -337,10 +337,10 @@ impl Model {
         self.sites().into_iter().find(|site| (site.group, site.layer) == (group, layer))
     }
 
-    /// State for the first decoding step after `memory`, which [`encode`](Model::encode) returned.
+    /// State for the first decoding step; `memory` is what [`encode`](Model::encode) returned.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn start<T: Float>(&self, tape: &mut Tape<'_, T>, memory: &Var<T>, source: &Rows) -> Result<State<T>> {
         Ok(State(match &self.built {
             Built::Transformer(model) => StateOf::Transformer(model.start(tape, memory, source)?),
@@ -361,7 +361,7 @@ impl Model {
     /// Logits of the token after `last [B]`, `[B, 1, V]`.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn step<T: Float>(&self, tape: &mut Tape<'_, T>, last: &[u32], state: &mut State<T>) -> Result<Var<T>> {
         let hidden = match (&self.built, &mut state.0) {
             (Built::Transformer(model), StateOf::Transformer(state)) => model.step(tape, last, state)?,
@@ -374,8 +374,8 @@ impl Model {
 }
 
 impl<T: Float> State<T> {
-    /// Reorders the sequences; one may be taken several times. `same_sources` says that each is replaced by another of
-    /// the same source, which leaves the keys and values of the source in place.
+    /// Reorders the sequences; one may be taken several times. `same_sources` means that each is replaced by another of
+    /// the same source, so that the keys and values of the source stay in place.
     pub fn select(&mut self, tape: &Tape<'_, T>, sequences: &[usize], same_sources: bool) {
         match &mut self.0 {
             StateOf::Transformer(state) => state.select(sequences, same_sources),

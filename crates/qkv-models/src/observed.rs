@@ -1,5 +1,5 @@
 //! One pass of a model with its attentions captured, for drawing alignments and for the explorer: inputs and outputs of
-//! every attention, and the log-probabilities of every step. Weights are recomputed from them on demand.
+//! every attention, and the log-probabilities of every step. Weights are recomputed on demand.
 
 use crate::batch::{Batch, Rows, with_eos};
 use crate::model::{AttentionSite, Group};
@@ -9,12 +9,12 @@ use crate::{Document, Encoder, Error, Generator, Han, Result, Translator, han};
 use qkv::{Mask, OwnedInputs, Tensor};
 use qkv_nn::{Captured, Gradients, Machine, Parameters, Pool, Tape};
 
-/// A captured pass. Nothing in it is as large as the attention weights.
+/// A captured pass. Attention weights are not stored.
 #[derive(Clone, Debug)]
 pub struct Observed {
     /// Tokens of the source, its end token last.
     pub source: Vec<u32>,
-    /// Input of the decoder: a start token and the target; for a decoder-only model, after the source.
+    /// Input of the decoder: a start token and the target; for a decoder-only model, the source precedes them.
     pub decoder_input: Vec<u32>,
     /// The token predicted at each step: the target and its end token.
     pub targets: Vec<u32>,
@@ -51,7 +51,7 @@ impl Translator {
     /// Runs the model over a source and a target, both without special tokens, and captures its attentions.
     ///
     /// # Errors
-    /// Where a side is longer than the model takes.
+    /// If a side is too long for the model.
     pub fn observe(&self, source: &[u32], target: &[u32], machine: &Machine) -> Result<Observed> {
         let batch = self.observed_batch(source, target)?;
         let pool = Pool::new();
@@ -74,7 +74,7 @@ impl Translator {
         })
     }
 
-    /// How much the loss of a target depends on each head of each attention, in the order of
+    /// How much the loss of a target depends on each head of each attention, ordered as by
     /// [`observe`](Translator::observe): the absolute gradient of the mean loss with respect to a gate on the head's
     /// output (Michel et al. 2019, arXiv:1905.10650).
     ///
@@ -130,7 +130,7 @@ impl Generator {
     /// Runs the model over tokens and captures its attentions. The last step predicts the most probable next token.
     ///
     /// # Errors
-    /// Where there are no tokens, or more than the model takes.
+    /// If there are no tokens, or too many for the model.
     pub fn observe(&self, tokens: &[u32], machine: &Machine) -> Result<Observed> {
         let max_len = self.model.max_len();
         if tokens.is_empty() || tokens.len() > max_len {
@@ -159,10 +159,10 @@ impl Generator {
 }
 
 impl Encoder {
-    /// Runs the model over a text, or two, and captures its attentions.
+    /// Runs the model over one text or two and captures its attentions.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn observe(&self, first: &str, second: Option<&str>, machine: &Machine) -> Result<Observed> {
         let (tokens, segments) = self.tokens(first, second, usize::MAX);
         let pool = Pool::new();
@@ -187,8 +187,8 @@ pub struct ObservedDocument {
     pub document: Document,
     /// The probability of each class.
     pub probabilities: Vec<f32>,
-    /// Attention of the sentences to their words, all words of the document side by side, and attention of the document
-    /// to its sentences; `None` for a document without words.
+    /// Attention of the sentences to their words, with all words of the document side by side, and attention of the
+    /// document to its sentences; `None` for a document without words.
     pub attentions: Option<[ObservedAttention; 2]>,
 }
 
@@ -196,7 +196,7 @@ impl Han {
     /// Runs the model over a text and captures both levels of attention.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn observe(&self, text: &str, machine: &Machine) -> Result<ObservedDocument> {
         let document = self.cut(text);
         let pool = Pool::new();

@@ -24,7 +24,7 @@ impl ObservedAttention {
     /// The weights of one head, `[N, M]`, recomputed exactly.
     ///
     /// # Errors
-    /// Where there is no such head.
+    /// If there is no such head.
     pub fn weights(&self, head: usize) -> Result<Tensor<f32, 2>> {
         let rows = 0..self.inputs.q.shape()[2];
         Ok(self.attention.weights(self.inputs.inputs(), &self.output)?.rows(0, head, rows)?)
@@ -35,7 +35,7 @@ impl ObservedAttention {
     /// The mean of the weights over the heads: a row for each query, a weight for each key.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn mean_over_heads(&self) -> Result<Vec<Vec<f32>>> {
         let [_, heads, queries, _] = self.inputs.q.shape();
         let keys = self.inputs.k.shape()[2];
@@ -50,7 +50,7 @@ impl ObservedAttention {
     }
 }
 
-/// Self-attentions of a stack of layers.
+/// The self-attentions of a stack of layers.
 pub(crate) fn stacked(
     group: Group,
     captured: &[Captured<f32>],
@@ -60,8 +60,8 @@ pub(crate) fn stacked(
     (0..captured.len()).map(site).map(|site| observed(&site, &site.calls(captured), parameters)).collect()
 }
 
-/// The attention of a site: as it was captured, or, for a model that decodes step by step, the steps as queries of one
-/// call.
+/// The attention of a site: the captured call, or, for a model that decodes step by step, the steps merged as the
+/// queries of one call.
 pub(crate) fn observed(
     site: &AttentionSite,
     calls: &[&Captured<f32>],

@@ -1,6 +1,6 @@
-//! The folder of a model whose tensors have their own names: `config.json`, `model.safetensors` and, where the model
-//! reads text, its tokenizer. The kinds that no other library knows share it. Models that generate text are in
-//! [`checkpoint`](crate::checkpoint).
+//! The folder of a model in qkv's own format, tensor names included: `config.json`, `model.safetensors` and, if the
+//! model reads text, its tokenizer. It is shared by the kinds that no other library has. Models that generate text are
+//! in [`checkpoint`](crate::checkpoint).
 
 use crate::checkpoint::{Blank, write_tokenizer};
 use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
@@ -13,7 +13,7 @@ use qkv_nn::Parameters;
 use qkv_nn::layers::Builder;
 use std::path::{Path, PathBuf};
 
-/// A folder that was opened: sizes, tensors that are not yet read, and the network with parameters of zero, or why it
+/// An open folder: sizes, tensors that are not read yet, and the network with all parameters zero, or the reason why it
 /// could not be built.
 pub(crate) struct OwnFolder<C, N> {
     path: PathBuf,
@@ -24,11 +24,11 @@ pub(crate) struct OwnFolder<C, N> {
 }
 
 impl<C, N> OwnFolder<C, N> {
-    /// Opens a folder. `config_of` takes the sizes of the expected kind, `build` makes the network of them and the size
-    /// of the vocabulary.
+    /// Opens a folder. `config_of` extracts the sizes if the model is of the expected kind; `build` makes the network
+    /// from them and the vocabulary size.
     ///
     /// # Errors
-    /// Where a file is missing or malformed, or the model is of another kind.
+    /// If a file is missing or malformed, or the model is of another kind.
     pub fn open(
         path: &Path,
         kind: &str,
@@ -43,7 +43,7 @@ impl<C, N> OwnFolder<C, N> {
             return Err(Error::format(&settings, "field `architecture.kind`", what));
         };
         let weights = Weights::of_folder(path)?;
-        // A model that claims to be larger than its file is refused before memory is allocated for it.
+        // A model that claims to be larger than its file is rejected before memory is allocated for it.
         let built = model.check_size(weights.numbers()).and_then(|()| {
             let mut parameters = Parameters::new();
             let network = build(&mut Builder::blank(&mut parameters), &config, vocab_size)?;
@@ -54,10 +54,10 @@ impl<C, N> OwnFolder<C, N> {
         Ok(OwnFolder { path: path.to_owned(), config, vocab_size, weights, built })
     }
 
-    /// Its tokenizer, which has no more tokens than the model.
+    /// Its tokenizer, which has at most as many tokens as the model.
     ///
     /// # Errors
-    /// Where it is missing or malformed, or has more.
+    /// If it is missing or malformed, or has more tokens.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let tokenizer = Tokenizer::open(self.path.join(TOKENIZER))?;
         if tokenizer.len() > self.vocab_size {
@@ -70,14 +70,14 @@ impl<C, N> OwnFolder<C, N> {
     /// The network and its parameters.
     ///
     /// # Errors
-    /// Where the sizes do not fit together, or a tensor is missing or has another shape.
+    /// If the sizes are inconsistent, or a tensor is missing or has another shape.
     pub fn fill(self) -> Result<(C, N, Parameters<f32>)> {
         let (network, mut parameters, layout) = self.built?;
         layout.fill(&mut parameters, &self.weights)?;
         Ok((self.config, network, parameters))
     }
 
-    /// What `qkv inspect` says of it, after these words.
+    /// What `qkv inspect` prints about it, introduced by `words`.
     pub fn inspected(self, words: String) -> Inspected {
         layout::inspected(words, self.built, self.weights)
     }
@@ -86,7 +86,7 @@ impl<C, N> OwnFolder<C, N> {
 /// Writes such a folder.
 ///
 /// # Errors
-/// Where the system refuses.
+/// I/O errors.
 pub(crate) fn write(
     path: &Path,
     config: &ModelConfig,

@@ -1,6 +1,6 @@
-//! Images with what is known about them, from lists: `image ⇥ text` for captions, `image ⇥ question ⇥ answer`. Paths
-//! are counted from the folder of the list. Each image is read once and made to fit as it is read, so that photographs
-//! of any size are held in the size of the model.
+//! Images with their annotations, from lists: `image ⇥ text` for captions, `image ⇥ question ⇥ answer` for questions.
+//! Paths are relative to the folder of the list. Each image is read once and resized as it is read, so that photographs
+//! of any size are held at the model's size.
 
 use crate::files::packed;
 use crate::image::Image;
@@ -13,7 +13,7 @@ use std::path::Path;
 /// The largest number of lines in a list.
 const MOST_LINES: usize = 1 << 24;
 
-/// Images, and lines about them: the index of an image, and what the line says.
+/// Images, and lines about them: the index of an image and the other columns of the line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pictures<const N: usize> {
     pub images: Vec<Image>,
@@ -21,7 +21,7 @@ pub(crate) struct Pictures<const N: usize> {
 }
 
 impl<const N: usize> Pictures<N> {
-    /// Reads a list; `fit` makes each image fit.
+    /// Reads a list; `fit` resizes each image.
     pub fn read(path: &Path, fit: impl Fn(&Image) -> Result<Image> + Sync) -> Result<Pictures<N>> {
         let text = packed::text(path)?;
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -63,7 +63,7 @@ impl<const N: usize> Pictures<N> {
         Ok(found)
     }
 
-    /// Scenes, with what is said about each of them.
+    /// Scenes, with the lines that `say` returns for each.
     pub fn of_scenes(
         scenes: &[Scene],
         fit: impl Fn(&Image) -> Result<Image>,

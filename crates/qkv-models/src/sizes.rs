@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 
-/// Refuses sizes that are zero or that no machine could hold: the name, the size and the largest one.
+/// Rejects sizes that are zero or that no machine could hold. Each entry is a name, the size and the largest allowed.
 pub(crate) fn check_sizes(sizes: &[(&str, usize, usize)]) -> Result<()> {
     for (name, found, max) in sizes {
         if *found == 0 || found > max {

@@ -1,5 +1,5 @@
-//! The model that a run starts from: a folder or file that someone trained, opened and described, its tensors not yet
-//! read. What of it a run uses is told by [`Provenance`](crate::Provenance).
+//! The trained model that a run starts from: a folder or file, opened and described, its tensors not yet read.
+//! [`Provenance`](crate::Provenance) lists the tensors that a run uses.
 
 use crate::architecture::Architecture;
 use crate::chat::Template;
@@ -20,7 +20,7 @@ pub(crate) struct Start {
     pub architecture: Architecture,
     /// The configuration of a model that generates text.
     pub config: Option<ModelConfig>,
-    /// Its tokenizer, unless it sees images.
+    /// Its tokenizer, if it reads or writes text.
     pub tokenizer: Option<Tokenizer>,
     /// Its chat template.
     pub template: Option<Template>,
@@ -28,7 +28,7 @@ pub(crate) struct Start {
     pub generation: Option<Value>,
     /// Its tensors.
     pub weights: Weights,
-    /// Names of its tensors, where the file decides them.
+    /// Names of its tensors, if the file determines them.
     pub layout: Option<Layout>,
 }
 
@@ -36,7 +36,7 @@ impl Start {
     /// Opens the model that a recipe names.
     ///
     /// # Errors
-    /// Names the file, and the field that is wrong.
+    /// Names the file and the wrong field.
     pub fn open(pretrained: &Pretrained) -> Result<Start> {
         let path = &pretrained.from;
         if !path.exists() {
@@ -84,7 +84,7 @@ impl Start {
         Ok(Start::new(Architecture::Vit(config), weights, None))
     }
 
-    /// A model of ours that is described by its whole configuration, with a tokenizer.
+    /// A model in qkv's own format, fully described by its configuration, with a tokenizer.
     fn own(path: &Path) -> Result<Start> {
         let settings = path.join(CONFIG);
         let whole: ModelConfig = read_json(&settings)?;
@@ -94,7 +94,7 @@ impl Start {
         Ok(Start::new(whole.architecture, weights, Some(tokenizer)))
     }
 
-    /// The same for a model that neither reads nor writes.
+    /// The same for a model without text.
     fn own_without_text(path: &Path) -> Result<Start> {
         let settings = path.join(CONFIG);
         let whole: ModelConfig = read_json(&settings)?;
@@ -162,7 +162,7 @@ impl Start {
     }
 }
 
-/// Refuses a model that claims to be larger than its file, before memory is allocated for it.
+/// Rejects a model that claims to be larger than its file, before memory is allocated for it.
 fn check_size(least: usize, weights: &Weights, settings: &Path) -> Result<()> {
     let there = weights.numbers();
     // A head of another task may be missing, never a layer.

@@ -1,6 +1,6 @@
 //! Synthetic tasks: data generated from a seed, so that training works on any machine without a download. Each source
-//! has one right target, so exact match is the metric, and each is solved by attending to the right place, so
-//! alignments can be read. For encoders there are texts with a class ([`needles()`]) and with questions
+//! has one right target, so the metric is exact match, and each is solved by attending to the right place, so
+//! alignments are readable. For encoders there are texts with a class ([`needles()`]) and with questions
 //! ([`stories()`]); for models that look at images, pictures of shapes ([`scenes()`]); for voices, sung letters
 //! ([`tones()`]).
 
@@ -48,9 +48,9 @@ const LONGEST: usize = 16;
 pub enum Task {
     /// A date in English or Chinese becomes `2026-11-15`.
     Dates,
-    /// Distinct letters and digits become the same, sorted.
+    /// Distinct letters and digits are sorted.
     Sort,
-    /// Letters and digits become themselves.
+    /// Letters and digits are copied.
     Copy,
     /// A short story becomes its title.
     Titles,
@@ -62,7 +62,7 @@ impl Task {
         (0..count as u64).map(|at| self.pair(seed, TRAIN, at)).collect()
     }
 
-    /// Training and validation pairs: validation sources are distinct, and none of them is in the training pairs.
+    /// Training and validation pairs: validation sources are distinct, and none of them occurs in training.
     ///
     /// ```
     /// let (train, dev) = qkv_models::tasks::Task::Dates.split(7, 1000, 100);

@@ -1,26 +1,27 @@
 //! Training: from a recipe to a folder with a model. A run can be killed at any time and resumed from its last
-//! checkpoint; the weights at the end are the same, bit for bit, as without the stop. So nothing depends on the clock,
-//! and everything a step depends on is a function of its number or part of the checkpoint.
+//! checkpoint; the final weights are the same, bit for bit, as without the interruption. So nothing depends on the
+//! clock, and everything that a step depends on is a function of its number or part of the checkpoint.
 //!
 //! | module | owns |
 //! | --- | --- |
 //! | `augmentation` | random changes of training images |
 //! | `image_data` | images with their classes |
+//! | `pair_data` | pairs of texts |
 //! | `picture_data` | the data of models that look at images |
 //! | `voice_data` | recordings and their texts |
 //! | `dataset` | the data of a run, tokenized, and its batches |
-//! | `buckets` | pieces of parameters that travel together, and their owners |
-//! | `optimizer_shard` | the optimizer's state over ranks (ZeRO-1) |
+//! | `buckets` | pieces of parameters that are sent together, and their owners |
+//! | `optimizer_shard` | the optimizer's state, sharded over ranks (ZeRO-1) |
 //! | `gradient_sum` | the gradient of a step: its micro-batches, added in one order on any number of ranks |
-//! | `context` | sequences over ranks |
+//! | `context` | sequences, divided over ranks |
 //! | `together` | what ranks agree on before and while they train one run |
 //! | `trained_model` | the model that is trained, of any architecture |
-//! | `plan` | data and model of a recipe, before a step is taken |
-//! | `tuning` | what of the model is trained |
+//! | `plan` | data and model of a recipe, before the first step |
+//! | `tuning` | which parameters are trained |
 //! | `saving` | validation, the best model and checkpoints of a run |
 //! | `submitted_step` | a step whose results a GPU may still be computing |
 //! | `validation` | metrics on the dev set |
-//! | `checkpoint` | what a run resumes from |
+//! | `checkpoint` | the state that a run resumes from |
 //! | `lock` | one process per run folder |
 //! | `events` | what a run reports while it trains |
 
@@ -78,15 +79,14 @@ pub enum Outcome {
     Finished,
     /// No validation improved within the recipe's patience.
     NoBetter,
-    /// It was asked to stop; it saved a checkpoint and can be resumed.
+    /// The run was asked to stop; it saved a checkpoint and can be resumed.
     Interrupted,
 }
 
 /// How a run is resumed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resume {
-    /// Changes to the recipe, each `path=value`, which are saved with the run. A run that was changed gives other
-    /// weights than one that was not.
+    /// Changes to the recipe, each `path=value`, which are saved with the run. They change the resulting weights.
     pub changes: Vec<String>,
     /// The step of the checkpoint to resume from; `None` takes the newest. Newer checkpoints are removed.
     pub checkpoint: Option<u64>,
@@ -100,27 +100,27 @@ pub struct Run {
     model: TrainedModel,
     /// Where the weights of a fine-tuned model come from.
     provenance: Option<Provenance>,
-    /// Exponential moving average of the weights, if the recipe asks for one. Where it is sharded, the first rank has
-    /// it while it validates and at the end.
+    /// Exponential moving average of the weights, if the recipe asks for one. If it is sharded, the first rank has it
+    /// only during validation and at the end.
     average: Option<Parameters<f32>>,
-    /// Zeros without memory where they are sharded.
+    /// If they are sharded, zeros that take no memory.
     moments: Moments<f32>,
-    /// This rank's part of the moments and the average, where they are sharded.
+    /// This rank's part of the moments and the average, if they are sharded.
     shard: Option<OptimizerShard>,
     buckets: Arc<Buckets>,
-    /// The ranks that it shares sequences with.
+    /// The ranks that share sequences with this one.
     context: Option<Arc<ContextGroup>>,
-    /// The digest of what is frozen, which a checkpoint does not hold.
+    /// The digest of the frozen parameters, which are not in checkpoints.
     frozen: Option<String>,
     progress: Progress,
     machine: Machine,
     pool: Pool<f32>,
     ranks: Ranks,
-    /// What the first rank writes, and holds against other processes.
+    /// The files that the first rank writes and locks.
     files: Option<RunFiles>,
 }
 
-/// What the first rank of a run has open.
+/// The open files of a run's first rank.
 struct RunFiles {
     metrics: checkpoint::Metrics,
     _lock: RunLock,
@@ -136,16 +136,16 @@ impl Run {
     /// Starts a run in a folder that is empty or does not exist.
     ///
     /// # Errors
-    /// Where the folder is not empty or in use, data cannot be read, or sizes do not fit together.
+    /// If the folder is not empty or in use, data cannot be read, or sizes are inconsistent.
     pub fn new(recipe: &Recipe, folder: impl AsRef<Path>, threads: usize) -> Result<Run> {
         Self::new_at(recipe, folder.as_ref(), threads, Ranks::alone())
     }
 
     /// [`new`](Run::new) on the first of several ranks; the others [`join`](Run::join). The weights do not depend on
-    /// their number.
+    /// the number of ranks.
     ///
     /// # Errors
-    /// As [`new`](Run::new); and where there are more ranks than micro-batches in a step, or they do not agree.
+    /// As [`new`](Run::new); also if there are more ranks than micro-batches in a step, or they do not agree.
     pub fn new_on(ranks: Ranks, recipe: &Recipe, folder: impl AsRef<Path>, threads: usize) -> Result<Run> {
         Self::new_at(recipe, folder.as_ref(), threads, ranks)
     }
@@ -166,7 +166,7 @@ impl Run {
         Run::start(recipe.clone(), folder, threads, plan, ranks, Some(files))
     }
 
-    /// Tells the other ranks what the run is.
+    /// Sends the description of the run to the other ranks.
     fn share(recipe: &Recipe, folder: &Path, plan: &Plan, resumed: bool, ranks: &Ranks) -> Result<()> {
         let tokenizer = plan.model.tokenizer().map(Tokenizer::to_json);
         let header = RunHeader { folder: folder.to_owned(), recipe: recipe.to_toml(), tokenizer, resumed };
@@ -174,10 +174,10 @@ impl Run {
         together::agree(recipe, plan.model.parameters(), ranks)
     }
 
-    /// Joins the run that the first rank starts or resumes. Reads data, and writes no file.
+    /// Joins the run that the first rank starts or resumes. Reads the data, but writes no files.
     ///
     /// # Errors
-    /// Where the ranks do not agree, or one of them is gone.
+    /// If the ranks do not agree, or one of them is gone.
     pub fn join(ranks: Ranks, threads: usize) -> Result<Run> {
         let RunHeader { folder, recipe, tokenizer, resumed } = RunHeader::share(None, &ranks)?;
         let recipe = Recipe::parse(&recipe, &folder.join(RECIPE), &[])?;
@@ -191,7 +191,7 @@ impl Run {
         Ok(run)
     }
 
-    /// Gives every rank the state of the first.
+    /// Sends the first rank's state to all ranks.
     fn share_state(&mut self) -> Result<()> {
         let ranks = self.ranks.clone();
         together::share_progress(&mut self.progress, &ranks)?;
@@ -207,10 +207,10 @@ impl Run {
         together::share_moments(&mut self.moments, self.progress.step, &ranks)
     }
 
-    /// Resumes the run in a folder from its newest checkpoint, or from the start where it has none yet.
+    /// Resumes the run in a folder from its newest checkpoint, or from the start if it has none yet.
     ///
     /// # Errors
-    /// Where there is no run, another process trains it, or its files are damaged.
+    /// If there is no run, another process is training it, or its files are damaged.
     pub fn resume(folder: impl AsRef<Path>, threads: usize) -> Result<Run> {
         Run::resume_with(folder, &Resume::default(), threads)
     }
@@ -218,13 +218,13 @@ impl Run {
     /// Resumes a run with changes to its recipe or from an older checkpoint.
     ///
     /// # Errors
-    /// As [`resume`](Run::resume), and where a change is invalid or there is no such checkpoint.
+    /// As [`resume`](Run::resume); also if a change is invalid or there is no such checkpoint.
     pub fn resume_with(folder: impl AsRef<Path>, how: &Resume, threads: usize) -> Result<Run> {
         Self::resume_at(folder.as_ref(), how, threads, Ranks::alone())
     }
 
-    /// [`resume_with`](Run::resume_with) on the first of several ranks; the others [`join`](Run::join). Their number
-    /// need not be that of the ranks that trained before.
+    /// [`resume_with`](Run::resume_with) on the first of several ranks; the others [`join`](Run::join). The number of
+    /// ranks may differ from before.
     ///
     /// # Errors
     /// As [`resume_with`](Run::resume_with) and [`new_on`](Run::new_on).
@@ -321,10 +321,10 @@ impl Run {
         })
     }
 
-    /// Trains on another device from now on. Ranks of one machine take its GPUs in turn, by their number there.
+    /// Continues training on another device. Ranks on one machine are assigned its GPUs by local rank.
     ///
     /// # Errors
-    /// Where there is no such device, or something it needs is not installed.
+    /// If there is no such device, or a library that it needs is not installed.
     pub fn move_to(&mut self, device: Device) -> Result<()> {
         let (threads, precision) = (self.machine.threads(), self.recipe.train.precision);
         let number = if self.ranks.size() > 1 { launch::local_rank().unwrap_or(0) } else { 0 };
@@ -335,12 +335,12 @@ impl Run {
         Ok(())
     }
 
-    /// The name of the device that trains it.
+    /// The name of the device that trains the model.
     pub fn device(&self) -> &str {
         self.machine.cuda().map_or("cpu", |operations| &operations.device().name)
     }
 
-    /// The ranks that train it.
+    /// The ranks that train the model.
     pub fn ranks(&self) -> &Ranks {
         &self.ranks
     }
@@ -355,7 +355,7 @@ impl Run {
         &self.folder
     }
 
-    /// The best score so far of the recipe's metric and its step. The score of a loss is its negative.
+    /// The best score of the recipe's metric so far, and its step. The score of a loss is its negative.
     pub fn best(&self) -> Option<(f64, u64)> {
         self.progress.best.map(|best| (best, self.progress.best_step))
     }
@@ -385,7 +385,7 @@ impl Run {
         self.provenance.as_ref()
     }
 
-    /// The model for inference now, if it translates.
+    /// The current model for inference, if it translates.
     pub fn translator(&self) -> Option<Translator> {
         let TrainedModel::Text(Translator { model, parameters, tokenizer, search }) = &self.model else { return None };
         let parameters = self.average.as_ref().unwrap_or(parameters).clone();
@@ -406,9 +406,9 @@ impl Run {
     /// Trains until the last step of the recipe, or until `stop` is set.
     ///
     /// # Errors
-    /// Where the loss is not finite, or the system refuses to write.
+    /// If the loss is not finite, or a file cannot be written.
     pub fn train(&mut self, watcher: &mut dyn Watcher, stop: &AtomicBool) -> Result<Outcome> {
-        // Inside the pool: a step hands out a thousand pieces of work, and from outside each would wake a thread.
+        // Inside the thread pool: a step spawns a thousand tasks, and from outside each would wake a thread.
         rayon::scope(|_| self.steps(watcher, stop))
     }
 
@@ -440,7 +440,7 @@ impl Run {
             let own = sum.own_leaves();
             let (mut step_sum, mut last, mut losses) = (sum.begin()?, None, Vec::with_capacity(own.len()));
             for leaf in own.clone() {
-                // Ranks that share a micro-batch have a leaf of it each.
+                // Each of the ranks that share a micro-batch has its own leaf of it.
                 let at = leaf % train.accumulate;
                 let mut gradients = sum.zeros(self.model.parameters(), &self.machine);
                 let noise = crate::draws::Draws::new(self.recipe.seed, [NOISE, step as u32, at as u32]).word();
@@ -448,7 +448,7 @@ impl Run {
                 let tape = Tape::training(self.model.parameters(), &mut gradients, &self.pool, &self.machine, noise);
                 let mut tape = tape.recompute(train.recompute).share(1.0 / train.accumulate.max(1) as f64);
                 if train.reinforce != 0.0 {
-                    // Before the first step nothing is known of what to expect.
+                    // Before the first step there is no baseline.
                     let (weight, baseline) = self.progress.baseline.map_or((0.0, 0.0), |b| (train.reinforce, b));
                     tape = tape.reinforce(Reinforce { weight, expected: train.expected, baseline });
                 }
@@ -474,7 +474,7 @@ impl Run {
             let Progress { epoch: in_epoch, batch, .. } = self.progress;
             let now = SubmittedStep { step, epoch: in_epoch, batch, losses, norm };
             self.progress.step = step;
-            // A GPU computes this step while the results of the one before are read.
+            // A GPU computes this step while the results of the previous one are read.
             if let Some(before) = submitted.replace(now) {
                 watcher.step(&self.account(before, &pace, &ranks)?);
             }
@@ -502,7 +502,7 @@ impl Run {
         Ok(Outcome::Finished)
     }
 
-    /// Whether all ranks that share sequences are there.
+    /// Fails if a rank that shares sequences could not be reached.
     fn check_context(&self) -> Result<()> {
         self.context.as_ref().map_or(Ok(()), |context| context.check())
     }
@@ -516,14 +516,14 @@ impl Run {
         }
         let (rate, clip) = (train.rate(step), train.clip.max(0.0));
         let norm = train.adam.step_clipped(weights, gradients, &mut self.moments, rate, clip, machine);
-        // Where the norm is not finite, the run ends.
+        // A norm that is not finite ends the run, so the average need not check it.
         if let Some(average) = self.average.as_mut() {
             average.average(weights, train.average_decay(step), machine);
         }
         Ok(norm)
     }
 
-    /// The next batch: a function of seed, epoch and its number in the epoch.
+    /// The next batch: a function of seed, epoch and batch number.
     fn next_batch(&mut self, epoch: &mut Option<(u64, Vec<Vec<usize>>)>) -> Result<TrainBatch> {
         loop {
             if epoch.as_ref().is_none_or(|(number, _)| *number != self.progress.epoch) {
@@ -545,7 +545,7 @@ impl Run {
     }
 }
 
-/// Refuses a folder that has something in it besides a lock.
+/// Rejects a folder that contains anything besides a lock.
 fn refuse_taken(folder: &Path) -> Result<()> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     if entries.map(|entry| entry.file_name()).all(|name| name == LOCK) {
@@ -560,7 +560,7 @@ fn refuse_taken(folder: &Path) -> Result<()> {
 
 /// The recipe in a run's folder.
 const RECIPE: &str = "recipe.toml";
-/// Purposes of random draws: dropout, and augmentation of the data.
+/// Purposes of random draws: dropout and data augmentation.
 const NOISE: u32 = 4;
 const AUGMENTATION: u32 = 7;
 

@@ -62,7 +62,7 @@ pub struct TransformerConfig {
     /// Whether the output projection has a bias.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_bias: bool,
-    /// Width of a head, where it is not the model's width divided by the heads.
+    /// Width of a head, if it is not the model's width divided by the number of heads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head_width: Option<usize>,
     /// Whether the projections of queries, keys and values have biases.
@@ -73,7 +73,7 @@ pub struct TransformerConfig {
     pub gated_attention: bool,
 }
 
-/// Whether an `ε` is the one that models have unless they say otherwise.
+/// Whether an `ε` is the default.
 pub(crate) fn is_usual(epsilon: &f64) -> bool {
     *epsilon == Norm::EPSILON
 }
@@ -109,7 +109,7 @@ impl Default for TransformerConfig {
     }
 }
 
-/// A Transformer: handles to its parameters.
+/// A Transformer. It holds handles to its parameters.
 #[derive(Clone, Debug)]
 pub struct Transformer {
     source: Embedding,
@@ -125,7 +125,7 @@ pub struct Transformer {
     dropout: f64,
 }
 
-/// Tokens of a beam are given room in multiples of this.
+/// The capacity of a beam, in tokens, is a multiple of this.
 const ROOM_STEP: usize = 16;
 
 /// State of decoding: caches of keys and values per layer.
@@ -136,7 +136,7 @@ pub struct TransformerState<T: Float> {
     position: usize,
 }
 
-/// What a norm makes of `x`, where there is one.
+/// Applies a norm to `x`, if there is one.
 pub(crate) fn normalized<T: Float>(tape: &mut Tape<'_, T>, norm: Option<Norm>, x: Var<T>) -> Var<T> {
     match norm {
         Some(norm) => norm.forward(tape, &x),
@@ -148,7 +148,7 @@ impl Transformer {
     /// Adds its parameters.
     ///
     /// # Errors
-    /// Where heads and widths do not fit together, or an attention needs data that a layer does not have.
+    /// If heads and widths are inconsistent, or an attention needs data that a layer does not have.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &TransformerConfig, vocabulary: usize) -> Result<Self> {
         let TransformerConfig { d_model, ffn_dim, heads, key_heads, norm, positions, max_positions, dropout, .. } =
             *config;
@@ -159,7 +159,7 @@ impl Transformer {
             let shared = table(at, "shared");
             (shared.clone(), shared.clone(), shared.weight)
         } else {
-            // A decoder alone reads no source.
+            // Without an encoder, no source is read.
             let source = (config.encoder_layers > 0).then(|| table(at, "encoder.embed_tokens"));
             let target = table(at, "decoder.embed_tokens");
             (
@@ -252,7 +252,7 @@ impl Transformer {
         self.decoder.len()
     }
 
-    /// The longest sequence it takes.
+    /// The longest sequence.
     pub fn max_len(&self) -> usize {
         self.target.max_len()
     }
@@ -260,7 +260,7 @@ impl Transformer {
     /// Encodes the source, `[B, S, C]`.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn encode<T: Float>(&self, tape: &mut Tape<'_, T>, source: &Rows) -> Result<Var<T>> {
         let x = self.source.forward(tape, &source.ids, source.length, 0);
         let x = normalized(tape, self.encoder_embedding_norm, x);
@@ -277,7 +277,7 @@ impl Transformer {
     /// Hidden states of the decoder at all positions, `[B, N, C]`.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn decode<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -300,7 +300,7 @@ impl Transformer {
     /// State before the first step.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn start<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -316,7 +316,7 @@ impl Transformer {
     /// Hidden states after one more token per sequence, `[B, 1, C]`.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn step<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -336,22 +336,22 @@ impl Transformer {
     }
 }
 
-/// State of a search on a device: the beams of each source follow each other, share its memory, and stand at positions
-/// that the device counts.
+/// State of a search on a device: the beams of a source are consecutive and share its memory, and the device counts
+/// their positions.
 #[derive(Clone, Debug)]
 pub(crate) struct CountedBeams<T: Float> {
     pub batch: DecodeBatch,
-    /// The sequence that each goes on from, u32.
+    /// The sequence that each beam continues, u32.
     pub parents: Array,
-    /// Of each source.
+    /// Beams per source.
     beams: usize,
     caches: Vec<[Option<KvCache<T>>; 2]>,
     lengths: Option<Vec<usize>>,
 }
 
 impl Transformer {
-    /// State before the first step of a search with this many beams of at most `tokens` tokens; `None` where a device
-    /// cannot do all of it.
+    /// State before the first step of a search with `beams` beams of at most `tokens` tokens per source; `None` if
+    /// there is no device, or it does not support the whole step.
     pub(crate) fn start_counted<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -378,14 +378,14 @@ impl Transformer {
         Ok(Some(CountedBeams { batch, parents, beams, caches, lengths }))
     }
 
-    /// Hidden states after one more token of each beam, `[B, 1, C]`, from the caches of their parents: the same
-    /// launches for every token.
+    /// Hidden states after one more token of each beam, `[B, 1, C]`, from the caches of their parents. The launches are
+    /// the same for every token.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub(crate) fn step_counted<T: Float>(&self, tape: &mut Tape<'_, T>, state: &mut CountedBeams<T>) -> Result<Var<T>> {
         let CountedBeams { batch, parents, beams, caches, lengths } = state;
-        // One beam can only go on from itself.
+        // A single beam always continues itself.
         if *beams > 1 {
             tape.reorder(caches.iter().filter_map(|[own, _]| own.as_ref()), parents, batch);
         }

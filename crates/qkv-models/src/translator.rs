@@ -1,5 +1,5 @@
-//! Translation: a model with its parameters and tokenizer, from text to text. Beam search is left to
-//! [`search`](crate::search), files to [`checkpoint`](crate::checkpoint).
+//! Translation from text to text: a model with its parameters and tokenizer. Beam search is in
+//! [`search`](crate::search), files are in [`checkpoint`](crate::checkpoint).
 
 use crate::batch::{Batch, Rows, SpecialTokens, with_eos};
 use crate::checkpoint::{write_model, write_tokenizer};
@@ -44,7 +44,7 @@ pub struct Translation {
     pub log_probability: f64,
 }
 
-/// Tokens per batch where only the loss is computed.
+/// Tokens per batch when only the loss is computed.
 const BATCH_TOKENS: usize = 4096;
 
 impl Translator {
@@ -68,7 +68,7 @@ impl Translator {
         Translator::from_bytes(from, &config, &tokenizer, read(WEIGHTS, u64::MAX)?, generation.as_deref())
     }
 
-    /// The same from the bytes of those files; `from` is for errors.
+    /// The same from the bytes of those files; `from` is only for error messages.
     ///
     /// # Errors
     /// As [`open`](Translator::open).
@@ -83,7 +83,7 @@ impl Translator {
         let (config, dialect) = Dialect::read(config, &config_path)?;
         let tokenizer = Tokenizer::from_bytes(tokenizer, from.join(TOKENIZER))?;
         let search = match generation {
-            // Other programs store sampling settings there, not those of a search.
+            // Other programs store sampling settings there, not search settings.
             Some(bytes) if dialect == Dialect::Own => folder::parse_json(bytes, &generation_path)?,
             _ => Search::default(),
         };
@@ -93,7 +93,7 @@ impl Translator {
             return Err(Error::format(config_path, "vocab_size", what));
         }
         let weights = Weights::File(TensorFile::from_bytes(weights, from.join(WEIGHTS))?);
-        // A model that claims to be larger than its file is refused before memory is allocated for it.
+        // A model that claims to be larger than its file is rejected before memory is allocated for it.
         config.check_size(weights.numbers()).map_err(|e| folder::in_file(&config_path, e))?;
         let (model, mut parameters) = Model::blank(&config).map_err(|e| folder::in_file(&config_path, e))?;
         let layout = dialect.layout(&config).unwrap_or_else(|| Layout::own(&parameters));
@@ -105,7 +105,7 @@ impl Translator {
     /// Writes the folder, each file atomically.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// I/O errors.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         self.save_at(folder.as_ref(), storage)
     }
@@ -120,10 +120,10 @@ impl Translator {
         folder::write_json(&to.join(GENERATION_CONFIG), &self.search)
     }
 
-    /// Translates lines: for each, up to `beam` translations, best first. An empty line has an empty translation.
+    /// Translates lines; returns up to `beam` translations of each, best first. An empty line has an empty translation.
     ///
     /// # Errors
-    /// Where a line is longer than the model takes, or the model computes NaN.
+    /// If a line is too long for the model, or the model computes NaN.
     pub fn translate<S: AsRef<str> + Sync>(
         &self,
         lines: &[S],
@@ -134,7 +134,7 @@ impl Translator {
         self.translate_tokens(&sources, search, machine)
     }
 
-    /// The same for lines that are tokenized, without special tokens.
+    /// The same for lines that are already tokenized, without special tokens.
     ///
     /// # Errors
     /// As [`translate`](Translator::translate).
@@ -178,7 +178,7 @@ impl Translator {
     /// The loss of reference translations under teacher forcing, without label smoothing.
     ///
     /// # Errors
-    /// Where a side is longer than the model takes.
+    /// If a side is too long for the model.
     pub fn loss(&self, pairs: &[Pair], machine: &Machine, pool: &Pool<f32>) -> Result<Loss> {
         let encode = |pair: &Pair| (self.tokenizer.encode(&pair.source), self.tokenizer.encode(&pair.target));
         let pairs: Vec<(Vec<u32>, Vec<u32>)> = pairs.iter().map(encode).collect();

@@ -1,6 +1,6 @@
 //! Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929): patches of an image become tokens by a linear layer,
-//! after a class token; positions are learned, layers are pre-norm. The head reads the class token. With a stem of
-//! convolutions in place of the linear layer it is a compact convolutional Transformer (Hassani et al. 2021,
+//! after a class token; positions are learned, layers are pre-norm. The head reads the class token. With a
+//! convolutional stem instead of the linear layer, it is a compact convolutional Transformer (Hassani et al. 2021,
 //! arXiv:2104.05704), which learns from fewer images.
 
 mod reader;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VitConfig {
-    /// Side length of images in pixels; in a recipe, 0 takes that of the data.
+    /// Side length of images in pixels; in a recipe, 0 means that of the data.
     pub image_size: usize,
     /// Side length of patches in pixels.
     pub patch_size: usize,
@@ -28,9 +28,9 @@ pub struct VitConfig {
     pub stem: Stem,
     /// Channels of the first convolution of a stem; each later one has twice as many, up to the model's width.
     pub stem_channels: usize,
-    /// Residual blocks of a stem at each resolution, from that of the image to that of the tokens; none, if left out.
+    /// Residual blocks of a stem at each resolution, from that of the image to that of the tokens; none if left out.
     pub stem_blocks: Vec<usize>,
-    /// 1 for gray, 3 for color; in a recipe, 0 takes that of the data.
+    /// 1 for gray, 3 for color; in a recipe, 0 means that of the data.
     pub channels: usize,
     /// Model width.
     pub d_model: usize,
@@ -81,7 +81,7 @@ impl Default for VitConfig {
 }
 
 impl VitConfig {
-    /// Refuses sizes that are zero or that no machine could hold.
+    /// Rejects sizes that are zero or that no machine could hold.
     pub(crate) fn check(&self) -> Result<()> {
         let sizes = [
             ("image_size", self.image_size, 1 << 13),
@@ -136,7 +136,7 @@ impl VitConfig {
         self.image_size / self.patch_size.max(1)
     }
 
-    /// Its stem of convolutions.
+    /// Its convolutional stem.
     pub(crate) fn conv_stem(&self) -> ConvStemConfig<'_> {
         let VitConfig { channels, stem_channels, d_model, patch_size, .. } = *self;
         ConvStemConfig {
@@ -161,7 +161,7 @@ impl VitConfig {
     }
 }
 
-/// A vision model: handles to its parameters.
+/// A vision model. It holds handles to its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct VitNetwork {
     stem: Option<ConvStem>,
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use qkv_nn::{Gradients, Machine, Parameters, Pool};
 
-    /// Numbers between −1 and 1 in no order.
+    /// Scrambled numbers between −1 and 1.
     fn numbers(shape: &[usize], salt: usize) -> Tensor<f64> {
         let number = |at: usize| ((at + salt) * 2_654_435_761 % 2001) as f64 / 1000.0 - 1.0;
         Tensor::new((0..shape.iter().product()).map(number).collect(), shape)
@@ -270,7 +270,7 @@ mod tests {
         };
         let mut parameters = Parameters::<f64>::new();
         let network = VitNetwork::new(&mut Builder::new(&mut parameters, 7), &config).unwrap();
-        // Positions and the class token start so small that their gradients would be lost among the others'.
+        // Positions and the class token start so small that their gradients would be lost among the others.
         for param in parameters.all().collect::<Vec<_>>() {
             let noise = numbers(parameters.shape(param), param.index());
             parameters.get_mut(param).iter_mut().zip(noise.data()).for_each(|(x, more)| *x += 0.3 * more);

@@ -1,18 +1,17 @@
-//! Speech from text as Transformer TTS makes it (Li et al. 2019, arXiv:1809.08895): letters are read by convolutions
-//! and an encoder; a decoder attends to them and writes the frames of a log-mel spectrogram, several at each step, and
-//! says at which step it is done; convolutions refine what it wrote. A [`Vocoder`](crate::audio::Vocoder) makes sound
-//! of it.
+//! Text to speech as in Transformer TTS (Li et al. 2019, arXiv:1809.08895): convolutions and an encoder read letters; a
+//! decoder attends to them, writes the frames of a log-mel spectrogram, several per step, and predicts which step is
+//! the last; convolutions refine the frames. A [`Vocoder`](crate::audio::Vocoder) turns them into sound.
 //!
-//! Attention from sounds to letters is what aligns them. It is guided towards the diagonal while it is trained
-//! ([`Guide`]), positions have trained factors, and what the decoder hears of itself goes through a narrow pre-net with
-//! dropout, which stays on in use: it has to look at the letters to know what comes next.
+//! Attention from sounds to letters aligns them. In training it is guided towards the diagonal ([`Guide`]), positions
+//! have trained factors, and the decoder hears its own output through a narrow pre-net with dropout, which stays on in
+//! inference: so it has to look at the letters to know what comes next.
 //!
 //! | module | owns |
 //! | --- | --- |
 //! | this | configuration and network |
-//! | `durations` | how long each letter sounds, and the places of steps |
+//! | `durations` | how long each letter sounds, and the places of steps in the text |
 //! | `reader` | a voice with its parameters and tokenizer: its folder and its loss |
-//! | `speech` | speaking, and the alignment of what was said |
+//! | `speech` | speaking, and the alignment of speech with letters |
 
 mod durations;
 mod reader;
@@ -40,7 +39,7 @@ use serde::{Deserialize, Serialize};
 pub struct VoiceConfig {
     /// Mel bands.
     pub bands: usize,
-    /// Frames that are written at each step.
+    /// Frames written per step.
     pub reduction: usize,
     /// Model width.
     pub d_model: usize,
@@ -54,27 +53,27 @@ pub struct VoiceConfig {
     pub decoder_layers: usize,
     /// Convolutions over the letters, before the encoder.
     pub conv_layers: usize,
-    /// Width of the pre-net, through which the decoder hears the last frame.
+    /// Width of the pre-net, through which the decoder hears the previous frame.
     pub prenet: usize,
-    /// Its dropout, in training and in use.
+    /// Dropout of the pre-net, in training and inference.
     pub prenet_dropout: f64,
-    /// Convolutions that refine the spectrogram; 0 leaves it as it is.
+    /// Convolutions that refine the spectrogram; 0 leaves it unchanged.
     pub postnet_layers: usize,
-    /// Their width.
+    /// Width of these convolutions.
     pub postnet: usize,
     /// Dropout of each residual branch and of convolutions.
     pub dropout: f64,
     /// Dropout of attention weights.
     pub attention_dropout: f64,
-    /// Weight of the guidance of cross-attention towards the diagonal; 0 guides none.
+    /// Weight of the guidance of cross-attention towards the diagonal; 0 disables it.
     pub guide: f64,
-    /// How far from the diagonal weight may lie, as a fraction of the length.
+    /// How far from the diagonal attention may be, as a fraction of the length.
     pub guide_width: f64,
-    /// Whether it learns how long each letter sounds, and steps are told which letter they are at.
+    /// Whether the voice learns how long each letter sounds, and each step gets its position in the text.
     pub durations: bool,
-    /// Whether each step hears the frame before it; without, all steps are written at once.
+    /// Whether each step hears the frame before it; otherwise all steps are written at once.
     pub hears: bool,
-    /// Weight of the step that should be the last one, in the loss.
+    /// Weight in the loss of the stop prediction at the last step.
     pub stop_weight: f64,
     /// The longest text, in letters.
     pub max_letters: usize,
@@ -111,7 +110,7 @@ impl Default for VoiceConfig {
 }
 
 impl VoiceConfig {
-    /// Refuses sizes that are zero or that no machine could hold.
+    /// Rejects sizes that are zero or that no machine could hold.
     pub(crate) fn check(&self) -> Result<()> {
         check_sizes(&[
             ("bands", self.bands, 512),
@@ -161,7 +160,7 @@ impl VoiceConfig {
     }
 }
 
-/// A voice: handles to its parameters.
+/// A voice. It holds handles to its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct VoiceNetwork {
     letters: Embedding,
@@ -180,10 +179,10 @@ pub(crate) struct VoiceNetwork {
     config: VoiceConfig,
 }
 
-/// State of a decoder that speaks: keys and values of its own steps and of the letters, by layer.
+/// State of a speaking decoder: keys and values of its own steps and of the letters, per layer.
 pub(crate) type VoiceState = Vec<[Option<KvCache<f32>>; 2]>;
 
-/// Letters or frames that a convolution sees.
+/// Kernel size of convolutions, in letters or frames.
 const KERNEL: usize = 5;
 
 impl VoiceNetwork {
@@ -203,7 +202,7 @@ impl VoiceNetwork {
         };
         let block = |own: Mask, cross: bool| {
             let cross = cross.then(|| {
-                // Every layer and every head is guided alike.
+                // The guidance is shared equally among the layers.
                 let share = Guide { weight: guide.weight / config.decoder_layers as f64, ..guide };
                 attention(Mask::Full, (guide.weight > 0.0).then_some(share))
             });
@@ -240,7 +239,7 @@ impl VoiceNetwork {
             ]
         });
         let step_positions = ScaledPositions::new(&mut at.at("decoder.positions"), config.max_steps, width);
-        // Steps that are written at once see those behind them too.
+        // Steps that are written at once see later steps too.
         let seen = if config.hears { Mask::causal() } else { Mask::Full };
         let decoder = stack(at, "decoder", config.decoder_layers, &block(seen, true))?;
         let decoder_norm = norm(at, "decoder.norm");
@@ -270,7 +269,7 @@ impl VoiceNetwork {
         })
     }
 
-    /// The linear layer that says whether a step is the last: 0 or 1.
+    /// The linear layer that predicts whether a step is the last: class 0 or 1.
     pub fn stop(&self) -> Linear {
         self.stop
     }
@@ -280,7 +279,7 @@ impl VoiceNetwork {
         let lengths = letters.ragged();
         let mut x = self.letters.forward(tape, &letters.ids, letters.length, 0);
         for (conv, norm) in &self.convs {
-            // What is behind the end of a text must not be heard in it.
+            // Padding after the end of a text must not leak into it.
             x = masked(tape, x, lengths);
             let y = conv.activated(tape, &x, Activation::Relu);
             let y = norm.forward(tape, &y);
@@ -298,12 +297,13 @@ impl VoiceNetwork {
         })
     }
 
-    /// How long letters sound, where the voice learns it.
+    /// The durations of letters, if the voice learns them.
     fn durations(&self) -> Option<&Durations> {
         self.durations.as_ref()
     }
 
-    /// What the decoder hears of the last frame before each step, `[B, N, bands]`: `[B, N, C]`, zeros where it is deaf.
+    /// What the decoder hears of the last frame before each step: from `[B, N, bands]` to `[B, N, C]`, zeros if it
+    /// hears nothing.
     pub fn hear(&self, tape: &mut Tape<'_, f32>, last: &Var<f32>) -> Var<f32> {
         let Some([first, second, third]) = &self.prenet else {
             let shape = [last.shape()[0], last.shape()[1], self.config.d_model];
@@ -314,7 +314,8 @@ impl VoiceNetwork {
         third.forward(tape, &x)
     }
 
-    /// Steps of which the first is at `start`, with their positions and, where they are told, their places in the text.
+    /// Adds positions to steps, the first of which is number `start`, and their places in the text if the voice learns
+    /// durations.
     fn positioned(&self, tape: &mut Tape<'_, f32>, heard: &Var<f32>, start: usize, places: &[f32]) -> Var<f32> {
         let x = self.step_positions.add(tape, heard, start);
         match &self.durations {
@@ -323,8 +324,8 @@ impl VoiceNetwork {
         }
     }
 
-    /// Hidden states of all steps at once, `[B, N, C]`, after what was heard; with their places in the text, where they
-    /// are told, and the lengths of steps and letters.
+    /// Hidden states of all steps at once, `[B, N, C]`, given what each heard, their places in the text if the voice
+    /// learns durations, and the lengths of steps and letters.
     pub fn decode(
         &self,
         tape: &mut Tape<'_, f32>,
@@ -347,7 +348,8 @@ impl VoiceNetwork {
         self.decoder.iter().map(|block| Ok(block.caches(tape, 1, Some(memory))?)).collect()
     }
 
-    /// The hidden state of step `at` of one text, `[1, 1, C]`, and of its place.
+    /// The hidden state of step `at` of one text, `[1, 1, C]`; `place` is its place in the text, if the voice learns
+    /// durations.
     pub fn step(
         &self,
         tape: &mut Tape<'_, f32>,
@@ -370,7 +372,7 @@ impl VoiceNetwork {
         frames.reshaped(&[batch, steps * self.config.reduction, self.config.bands])
     }
 
-    /// Refined frames; `lengths` are those of the frames.
+    /// Refined frames; `lengths` counts the frames of each sequence.
     pub fn refine(&self, tape: &mut Tape<'_, f32>, frames: &Var<f32>, lengths: Option<&[usize]>) -> Var<f32> {
         let Some((last, before)) = self.postnet.split_last() else { return frames.clone() };
         let mut x = masked(tape, frames.clone(), lengths);
@@ -383,13 +385,13 @@ impl VoiceNetwork {
         tape.add(frames, y)
     }
 
-    /// Number of layers of the encoder and of the decoder.
+    /// Number of encoder and decoder layers.
     pub fn depths(&self) -> [usize; 2] {
         [self.encoder.len(), self.decoder.len()]
     }
 }
 
-/// `x [B, N, C]` with zeros behind the end of each sequence.
+/// `x [B, N, C]` with zeros after the end of each sequence.
 fn masked(tape: &mut Tape<'_, f32>, x: Var<f32>, lengths: Option<&[usize]>) -> Var<f32> {
     let (Some(lengths), &[batch, length, _]) = (lengths, x.shape()) else { return x };
     let place = |at: usize| (at % length < lengths[at / length]).then_some(at);
@@ -397,8 +399,7 @@ fn masked(tape: &mut Tape<'_, f32>, x: Var<f32>, lengths: Option<&[usize]>) -> V
     tape.gather(&[&x], &places, [batch, length])
 }
 
-/// Frames of several texts side by side, `[B, steps, bands]`, zeros behind the end: of each step the last frame before
-/// it, zeros before the first.
+/// The last frame before each step of several texts, `[B, steps, bands]`: zeros for the first step and after the end.
 pub(crate) fn last_frames(frames: &[&[f32]], bands: usize, reduction: usize, steps: usize) -> Tensor<f32> {
     let mut all = vec![0.0; frames.len() * steps * bands];
     for (frames, rows) in frames.iter().zip(all.chunks_exact_mut(steps * bands)) {

@@ -1,6 +1,6 @@
 //! Questions about images: the words of a question attend to each other and to the places of the image; then the
-//! question as a whole looks at the image in several hops, each with what the hop before saw (stacked attention, Yang
-//! et al. 2015, arXiv:1511.02274). The answer is one of those that were in the training data.
+//! question as a whole attends to the image in several hops, each using what the previous one saw (stacked attention,
+//! Yang et al. 2015, arXiv:1511.02274). The answer is one of those in the training data.
 
 mod reader;
 
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VqaConfig {
-    /// What looks at the image.
+    /// The image encoder.
     pub image: ImageEncoderConfig,
     /// Model width.
     pub d_model: usize,
@@ -28,17 +28,17 @@ pub struct VqaConfig {
     pub ffn_dim: usize,
     /// Number of heads.
     pub heads: usize,
-    /// Layers that the words of the question go through.
+    /// Layers over the words of the question.
     pub question_layers: usize,
-    /// How often the question as a whole looks at the image.
+    /// How many times the question as a whole attends to the image.
     pub hops: usize,
     /// The longest question in tokens.
     pub max_positions: usize,
-    /// Dropout of embeddings, of each residual branch, and of what the head reads.
+    /// Dropout of embeddings, of each residual branch, and of the head's input.
     pub dropout: f64,
     /// Dropout of attention weights.
     pub attention_dropout: f64,
-    /// The answers there are; in a recipe, they come from the data.
+    /// The possible answers; in a recipe, they come from the data.
     pub labels: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl VqaConfig {
         Widths { d_model, ffn_dim, heads, dropout, attention_dropout, epsilon: Norm::EPSILON, embedding_norm: false }
     }
 
-    /// Refuses sizes that are zero or that no machine could hold.
+    /// Rejects sizes that are zero or that no machine could hold.
     pub(crate) fn check(&self) -> Result<()> {
         self.image.check()?;
         self.image.check_places_alone()?;
@@ -83,7 +83,7 @@ impl VqaConfig {
     }
 }
 
-/// A model that answers questions about images: handles to its parameters.
+/// A model that answers questions about images. It holds handles to its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct VqaNetwork {
     image: ImageEncoder,
@@ -122,12 +122,12 @@ impl VqaNetwork {
         self.head
     }
 
-    /// Layers of the image encoder and of the words, and hops.
+    /// Number of layers of the image encoder, layers over words, and hops.
     pub fn depths(&self) -> [usize; 3] {
         [self.image.layers(), self.words.len(), self.hops.len()]
     }
 
-    /// What the head reads, `[B, 1, C]`, of pixels `[B, H, W, C]` and questions `[B, N]`.
+    /// The head's input, `[B, 1, C]`, from pixels `[B, H, W, C]` and questions `[B, N]`.
     pub fn forward(&self, tape: &mut Tape<'_, f32>, pixels: Tensor<f32>, questions: &Rows) -> Result<Var<f32>> {
         let places = self.image.forward(tape, pixels)?; // (B, P, C)
         let x = self.tokens.forward(tape, &questions.ids, questions.length, 0);

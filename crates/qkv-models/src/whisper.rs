@@ -11,7 +11,7 @@
 //! | `decoding` | greedy, sampled and beam search in one window |
 //! | `recognizer` | recordings to segments, window by window |
 //! | `words` | the time of every word, from cross-attention |
-//! | `listened` | one window, and where each token of its text attends to |
+//! | `listened` | one window, and the attention of each token of its text |
 
 mod checkpoint;
 mod decoding;
@@ -62,7 +62,7 @@ pub struct WhisperConfig {
 }
 
 impl WhisperConfig {
-    /// Number of parameters, nearly: what a file must at least have.
+    /// A lower bound on the number of parameters, which a file must have.
     fn least_numbers(&self) -> f64 {
         let [bands, audio, text, width, encoder, decoder, inner, outer, vocabulary] = [
             self.bands,
@@ -83,7 +83,7 @@ impl WhisperConfig {
     }
 }
 
-/// A Whisper model: handles to its parameters, which have the names of the Hugging Face layout.
+/// A Whisper model. It holds handles to its parameters, which have the names of the Hugging Face layout.
 #[derive(Clone, Debug)]
 pub(crate) struct Whisper {
     conv1: Conv1d,
@@ -97,7 +97,7 @@ pub(crate) struct Whisper {
     pub config: WhisperConfig,
 }
 
-/// An encoded window: the encoder's output, and the keys and values of it in each layer of the decoder.
+/// An encoded window: the encoder's output, and its keys and values in each layer of the decoder.
 #[derive(Clone, Debug)]
 pub(crate) struct Encoded<T: Float> {
     /// `[1, positions, C]`.
@@ -117,7 +117,7 @@ impl<T: Float> WhisperState<T> {
         self.own.first().map_or(0, KvCache::len)
     }
 
-    /// Reorders the sequences, with repetitions.
+    /// Reorders the sequences; one may be repeated.
     pub fn select(&mut self, sequences: &[usize]) {
         self.own.iter_mut().for_each(|cache| cache.select(sequences));
     }
@@ -127,7 +127,7 @@ impl Whisper {
     /// Adds its parameters.
     ///
     /// # Errors
-    /// Where the heads do not divide the width.
+    /// If the heads do not divide the width.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, config: &WhisperConfig) -> Result<Self> {
         let width = config.d_model;
         let block = |heads: usize, inner: usize, mask: Mask, cross: bool| {
@@ -161,7 +161,7 @@ impl Whisper {
         Ok(Whisper { conv1, conv2, audio_positions, encoder, encoder_norm, tokens, decoder, decoder_norm, config })
     }
 
-    /// Frames of a window.
+    /// Frames per window.
     pub fn window(&self) -> usize {
         2 * self.config.audio_positions
     }
@@ -169,7 +169,7 @@ impl Whisper {
     /// Encodes windows of spectrograms, `[B, 2 · positions, bands]`: `[B, positions, C]`.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn encode<T: Float>(&self, tape: &mut Tape<'_, T>, window: &Var<T>) -> Result<Var<T>> {
         let x = self.conv1.activated(tape, window, Activation::Gelu);
         let x = self.conv2.activated(tape, &x, Activation::Gelu); // (B, positions, C)
@@ -186,7 +186,7 @@ impl Whisper {
     /// Prepares the output of the encoder for decoding.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn memorize<T: Float>(&self, tape: &mut Tape<'_, T>, output: Var<T>) -> Result<Encoded<T>> {
         let batch = output.shape()[0];
         let mut memory = Vec::with_capacity(self.decoder.len());
@@ -200,7 +200,7 @@ impl Whisper {
     /// The state before the first token of `batch` sequences.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn start<T: Float>(&self, tape: &mut Tape<'_, T>, batch: usize) -> Result<WhisperState<T>> {
         let mut own = Vec::with_capacity(self.decoder.len());
         for block in &self.decoder {
@@ -210,10 +210,10 @@ impl Whisper {
         Ok(WhisperState { own })
     }
 
-    /// Hidden states after more tokens, `[B, N, C]`; as many for each sequence.
+    /// Hidden states after `new` more tokens of each sequence, `[B, N, C]`.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn step<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -232,7 +232,7 @@ impl Whisper {
     /// Hidden states of whole sequences, `[B, N, C]`, whose attentions a tape can capture.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn decode<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,

@@ -1,4 +1,4 @@
-//! Exact match and word F1 of answers as in SQuAD's script: without case, punctuation and articles, against the best
+//! Exact match and word F1 of answers as in SQuAD's script: ignoring case, punctuation and articles, against the best
 //! matching reference.
 
 use super::same_length;
@@ -42,7 +42,7 @@ impl Answers {
     /// ```
     ///
     /// # Errors
-    /// Where there are not as many answers as references.
+    /// If there are not as many answers as references.
     pub fn of<A: AsRef<str>, B: AsRef<str>>(outputs: &[A], references: &[Vec<B>]) -> Result<Self> {
         same_length(outputs.len(), references.len())?;
         let (mut exact, mut f1) = (0.0, 0.0);

@@ -43,11 +43,11 @@ impl Bleu {
         Bleu::of_several(outputs, &references.iter().map(std::slice::from_ref).collect::<Vec<_>>(), words)
     }
 
-    /// Scores outputs against several references each: an n-gram counts as often as the reference has it in which it is
-    /// most frequent, and the length is that of the reference that is nearest in length, the shorter of two.
+    /// Scores outputs against several references each: an n-gram matches at most as often as it occurs in any one
+    /// reference, and the reference length is the one closest to the output's, the shorter on ties.
     ///
     /// # Errors
-    /// Where there are not as many sets of references as outputs, or one of them is empty.
+    /// If there are not as many sets of references as outputs, or one of them is empty.
     pub fn of_several<A: AsRef<str>, B: AsRef<str>, C: AsRef<[B]>>(
         outputs: &[A],
         references: &[C],
@@ -106,7 +106,7 @@ impl Bleu {
     }
 }
 
-/// Smoothed precisions in percent. Orders that the output is too short for are zero.
+/// Smoothed precisions in percent. Orders longer than every output are zero.
 fn precisions(found: [u64; ORDERS], all: [u64; ORDERS]) -> [f64; ORDERS] {
     let mut precisions = [0.0; ORDERS];
     if found == [0; ORDERS] {

@@ -1,5 +1,5 @@
-//! Scores of texts about images: BLEU against all references of an image, exact match with one of them, and how much of
-//! the nearest has to be edited.
+//! Scores of texts about images: BLEU against all references of an image, exact match with one of them, and the edit
+//! distance to the nearest.
 
 use super::bleu::Bleu;
 use super::words::Words;
@@ -11,15 +11,15 @@ use crate::Result;
 pub struct Captions {
     /// BLEU against all references.
     pub bleu: Bleu,
-    /// Percentage of outputs that are one of their references.
+    /// Percentage of outputs equal to one of their references.
     pub exact: f64,
-    /// `100 · (1 − edits / length)` with the edit distance in words to the nearest reference, of the longer of the two;
-    /// the mean over outputs.
+    /// `100 · (1 − edits / length)`, averaged over outputs: the edit distance in words to the nearest reference over
+    /// the length of the longer text.
     pub similarity: f64,
 }
 
 impl Captions {
-    /// Scores outputs against one or several references each. White space is not compared.
+    /// Scores outputs against one or several references each. White space only separates words.
     ///
     /// ```
     /// use qkv_models::metrics::{captions::Captions, words::Words};
@@ -31,7 +31,7 @@ impl Captions {
     /// ```
     ///
     /// # Errors
-    /// Where there are not as many sets of references as outputs, or one of them is empty.
+    /// If there are not as many sets of references as outputs, or one of them is empty.
     pub fn of<A: AsRef<str>, B: AsRef<str>, C: AsRef<[B]>>(
         outputs: &[A],
         references: &[C],

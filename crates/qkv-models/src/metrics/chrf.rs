@@ -39,7 +39,7 @@ impl Chrf {
                 let mut left: HashMap<&[char], u64> = HashMap::new();
                 reference.windows(order).for_each(|run| *left.entry(run).or_default() += 1);
                 *theirs += reference.windows(order).len() as u64;
-                // Orders that the reference is too short for do not count.
+                // Orders longer than the reference do not count.
                 if left.is_empty() {
                     continue;
                 }

@@ -1,5 +1,5 @@
-//! CIDEr-D (Vedantam et al. 2015, arXiv:1411.5726) as the evaluation of COCO computes it: how much the n-grams of a
-//! description, weighted by how rare they are among the images, are those of its references.
+//! CIDEr-D (Vedantam et al. 2015, arXiv:1411.5726) as COCO's evaluation computes it: how similar the n-grams of a
+//! description, weighted by their rarity among the images, are to those of its references.
 
 use super::same_length;
 use super::words::Words;
@@ -8,13 +8,13 @@ use std::collections::{HashMap, HashSet};
 
 /// The longest n-gram.
 const ORDERS: usize = 4;
-/// Standard deviation of the penalty for another length.
+/// Standard deviation of the Gaussian penalty on a difference in length.
 const SIGMA: f64 = 6.0;
 
 /// A text as counts of its n-grams.
 type Counts = HashMap<Vec<String>, f64>;
 
-/// Weights of the n-grams of a text, by order, their lengths, and the number of its bigrams.
+/// Weights of a text's n-grams by order, the norms of these vectors, and the number of its bigrams.
 struct Weighted {
     weights: [Counts; ORDERS],
     lengths: [f64; ORDERS],
@@ -32,7 +32,7 @@ fn counts(text: &str, words: Words) -> Counts {
 }
 
 impl Weighted {
-    /// Each count times the logarithm of how many images there are for one that has the n-gram.
+    /// TF-IDF weights: each count times ln(images / images with the n-gram).
     fn new(counts: &Counts, images: &HashMap<Vec<String>, f64>, all: f64) -> Weighted {
         let mut found = Weighted { weights: Default::default(), lengths: [0.0; ORDERS], bigrams: 0.0 };
         for (run, &count) in counts {
@@ -46,7 +46,8 @@ impl Weighted {
         found
     }
 
-    /// The mean over orders of the cosine to a reference, of weights no larger than the reference's.
+    /// The cosine to a reference with weights clipped to the reference's, averaged over orders, times the length
+    /// penalty.
     fn similarity(&self, reference: &Weighted) -> f64 {
         let of_order = |order: usize| {
             let lengths = self.lengths[order] * reference.lengths[order];
@@ -61,8 +62,7 @@ impl Weighted {
     }
 }
 
-/// CIDEr-D of outputs against one or several references each, the mean over images, where COCO's evaluation has a
-/// hundredth: its 0.6 is 60 here.
+/// Mean CIDEr-D over outputs with one or several references each, times 100: 0.6 in COCO's evaluation is 60 here.
 ///
 /// ```
 /// use qkv_models::metrics::{cider, words::Words};
@@ -74,7 +74,7 @@ impl Weighted {
 /// ```
 ///
 /// # Errors
-/// Where there are not as many sets of references as outputs.
+/// If there are not as many sets of references as outputs.
 pub fn of<A: AsRef<str>, B: AsRef<str>, C: AsRef<[B]>>(outputs: &[A], references: &[C], words: Words) -> Result<f64> {
     same_length(outputs.len(), references.len())?;
     let counted: Vec<Vec<Counts>> = (references.iter())

@@ -1,5 +1,5 @@
-//! Precision, recall and F1 of each class, and their means, as `classification_report` of seqeval and scikit-learn
-//! prints them.
+//! Precision, recall and F1 of each class, and their means, as seqeval's and scikit-learn's `classification_report`
+//! print them.
 
 use super::{same_length, share};
 use crate::Result;
@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 pub struct ClassScore {
     /// The class.
     pub name: String,
-    /// Share of right ones among those found.
+    /// Share of the predicted that are right.
     pub precision: f64,
-    /// Share of those there that were found.
+    /// Share of those in the references that were found.
     pub recall: f64,
     /// Their harmonic mean.
     pub f1: f64,
-    /// How many there are in the references.
+    /// Number of occurrences in the references.
     pub support: usize,
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn scores(counts: &BTreeMap<String, Counts>) -> Vec<ClassScore> {
     counts.iter().map(score).collect()
 }
 
-/// Scores of each class of texts, sorted by name, those that were only predicted included.
+/// Scores of each class, sorted by name, including classes that were only predicted.
 ///
 /// ```
 /// let found = qkv_models::metrics::classes::of(&["good", "good", "bad"], &["good", "bad", "bad"])?;
@@ -46,7 +46,7 @@ pub(crate) fn scores(counts: &BTreeMap<String, Counts>) -> Vec<ClassScore> {
 /// ```
 ///
 /// # Errors
-/// Where there are not as many on both sides.
+/// If outputs and references differ in number.
 pub fn of<A: AsRef<str>, B: AsRef<str>>(outputs: &[A], references: &[B]) -> Result<Vec<ClassScore>> {
     same_length(outputs.len(), references.len())?;
     let mut counts: BTreeMap<String, Counts> = BTreeMap::new();

@@ -1,29 +1,29 @@
 //! Average precision of boxes as COCO defines it: precision at 101 levels of recall, averaged over classes, at one
-//! threshold of overlap or over ten of them; the numbers of `pycocotools`, for all areas and 100 boxes an image.
+//! overlap threshold or over ten. These are the numbers of `pycocotools` for all areas and 100 boxes per image.
 
-/// A box that was found or is there: left, top, right and bottom.
+/// A predicted or a true box.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScoredBox {
     /// Its class.
     pub class: usize,
-    /// How sure the model is; 1 for what is there.
+    /// Confidence of the model; 1 for a true box.
     pub score: f64,
-    /// Its edges, in any unit.
+    /// Its left, top, right and bottom edge, in any unit.
     pub edges: [f64; 4],
 }
 
 /// Average precision, in percent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AveragePrecision {
-    /// At an overlap of 0.5: `AP50`.
+    /// At an overlap threshold of 0.5: `AP50`.
     pub at_half: f64,
-    /// The mean over overlaps from 0.5 to 0.95: `AP`.
+    /// The mean over overlap thresholds from 0.5 to 0.95: `AP`.
     pub mean: f64,
-    /// At 0.5, for each class that is there: its number and its precision.
+    /// At 0.5, for each class with true boxes: its number and its average precision.
     pub classes: Vec<(usize, f64)>,
 }
 
-/// Boxes of an image and class that count.
+/// The most boxes that count per image and class.
 const MOST: usize = 100;
 /// Levels of recall.
 const LEVELS: usize = 101;
@@ -38,13 +38,13 @@ fn overlap(a: [f64; 4], b: [f64; 4]) -> f64 {
     if union > 0.0 { inter / union } else { 0.0 }
 }
 
-/// Average precision of one class at one threshold; `None` where nothing of it is there.
+/// Average precision of one class at one threshold; `None` if it has no true boxes.
 fn of_class(found: &[Vec<ScoredBox>], there: &[Vec<ScoredBox>], class: usize, threshold: f64) -> Option<f64> {
     let all: usize = there.iter().flatten().filter(|one| one.class == class).count();
     if all == 0 {
         return None;
     }
-    // Score, and whether it is right, image by image.
+    // Score of each box and whether it is right, image by image.
     let mut judged: Vec<(f64, bool)> = Vec::new();
     for (found, there) in found.iter().zip(there) {
         let mut found: Vec<&ScoredBox> = found.iter().filter(|one| one.class == class).collect();
@@ -56,7 +56,7 @@ fn of_class(found: &[Vec<ScoredBox>], there: &[Vec<ScoredBox>], class: usize, th
             let (mut best, mut place) = (threshold.min(1.0 - 1e-10), None);
             for (at, other) in there.iter().enumerate().filter(|(at, _)| !taken[*at]).collect::<Vec<_>>() {
                 let overlap = overlap(one.edges, other.edges);
-                // Of equal ones, the last.
+                // On ties, the last, as in pycocotools.
                 if overlap >= best {
                     (best, place) = (overlap, Some(at));
                 }
@@ -87,7 +87,7 @@ fn of_class(found: &[Vec<ScoredBox>], there: &[Vec<ScoredBox>], class: usize, th
 }
 
 impl AveragePrecision {
-    /// Scores the boxes found in images against those that are there.
+    /// Scores the boxes found in images against the true ones.
     ///
     /// ```
     /// use qkv_models::metrics::detection::{AveragePrecision, ScoredBox};
@@ -101,7 +101,7 @@ impl AveragePrecision {
     /// ```
     ///
     /// # Panics
-    /// Where there are not as many images on both sides.
+    /// If the numbers of images differ.
     pub fn of(found: &[Vec<ScoredBox>], there: &[Vec<ScoredBox>]) -> AveragePrecision {
         assert_eq!(found.len(), there.len(), "the same images");
         let classes: std::collections::BTreeSet<usize> = there.iter().flatten().map(|one| one.class).collect();

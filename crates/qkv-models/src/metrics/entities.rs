@@ -51,7 +51,7 @@ impl Entities {
     /// ```
     ///
     /// # Errors
-    /// Where there are not as many sentences on both sides.
+    /// If the numbers of sentences differ.
     pub fn of<A: AsRef<str>, B: AsRef<str>>(outputs: &[Vec<A>], references: &[Vec<B>]) -> Result<Self> {
         same_length(outputs.len(), references.len())?;
         let mut all = Entities::default();

@@ -14,7 +14,7 @@ pub struct Exact {
 }
 
 impl Exact {
-    /// Counts outputs that equal their reference, white space at the ends aside.
+    /// Counts outputs that equal their reference, ignoring white space at the ends.
     ///
     /// ```
     /// use qkv_models::metrics::exact::Exact;

@@ -1,4 +1,5 @@
-//! Tokenization for BLEU: sacrebleu's tokenizers, rule by rule, with the slips that they keep for comparable scores.
+//! Tokenization for BLEU: sacrebleu's tokenizers, rule by rule, including the mistakes that they keep so that scores
+//! stay comparable.
 
 use super::is_space;
 use regex::Regex;
@@ -36,7 +37,7 @@ fn rules<const N: usize>(rules: [(&str, &'static str); N]) -> Rules {
 static WESTERN: LazyLock<Rules> = LazyLock::new(|| {
     rules([
         (r"([\{-~\[-` -\&\(-\+:-@/])", " $1 "),
-        // A full stop or a comma is a word, unless a digit precedes it, and unless one follows.
+        // A full stop or comma is a word unless it stands between digits.
         (r"([^0-9])([.,])", "$1 $2 "),
         (r"([.,])([^0-9])", " $1 $2"),
         (r"([0-9])(-)", "$1 $2 "),
@@ -50,7 +51,7 @@ fn apply(rules: &Rules, line: &str) -> String {
     rules.iter().fold(line.to_owned(), |line, (pattern, by)| pattern.replace_all(&line, *by).into_owned())
 }
 
-/// What `zh` takes for Chinese. Two of its ranges were meant to be beyond U+FFFF and are not: they cover marks from
+/// What `zh` treats as Chinese. Two of its ranges were meant to lie beyond U+FFFF but do not: they cover symbols from
 /// U+2001 on, quotation marks and arrows among them.
 fn is_chinese(c: char) -> bool {
     matches!(c, '\u{3400}'..='\u{4db5}' | '\u{4e00}'..='\u{9fbb}' | '\u{f900}'..='\u{fa2d}' | '\u{fa30}'..='\u{fa6a}'

@@ -1,4 +1,4 @@
-//! The table `[lora]` of a recipe: low-rank adapters instead of all weights.
+//! The table `[lora]` of a recipe: low-rank adapters, trained instead of all weights.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 pub struct Lora {
     /// Rank of the adapters, `r`.
     pub rank: usize,
-    /// Their factor is `alpha / r`.
+    /// Adapters are scaled by `alpha / r`.
     pub alpha: f64,
-    /// Dropout of their inputs.
+    /// Dropout of the adapters' inputs.
     pub dropout: f64,
-    /// The matrices that get one: the last parts of their names, ours or the file's (`q_proj`, `mlp.down_proj`,
+    /// The matrices that get an adapter: the last parts of their names, qkv's or the file's (`q_proj`, `mlp.down_proj`,
     /// `attention.self.query`), patterns with `*`, or `all-linear`.
     pub targets: Vec<String>,
     /// Rounds the matrices of the layers to bf16 (16), or to blocks of 8 or 4 bits (QLoRA; Dettmers et al. 2023,
-    /// arXiv:2305.14314). Those that the file has in fewer than 32 bits stay as they are, with and without this, unless
-    /// blocks are asked for and they have none.
+    /// arXiv:2305.14314). Matrices that the file stores in fewer than 32 bits stay as they are whether or not this is
+    /// set, unless it asks for blocks and they have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bits: Option<u32>,
-    /// Whether the model is written with the adapters merged into its matrices, instead of adapters alone.
+    /// Whether the model is written with the adapters merged into its matrices, instead of only the adapters.
     pub merge: bool,
 }
 

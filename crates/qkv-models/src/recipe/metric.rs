@@ -1,4 +1,4 @@
-//! What is measured, and what is learned where the data leaves a choice.
+//! The metric of validation, and the objective if the data leaves a choice.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub enum Metric {
     Loss,
 }
 
-/// What is learned where the data leaves a choice.
+/// The objective, if the data leaves a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Objective {

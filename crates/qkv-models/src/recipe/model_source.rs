@@ -1,4 +1,4 @@
-//! The table `[model]` of a recipe: the kind and sizes of a new model, or `from`, a model that was trained before.
+//! The table `[model]` of a recipe: the kind and sizes of a new model, or `from`, a trained model to start from.
 
 use crate::architecture::Architecture;
 use crate::{Error, Result};
@@ -7,25 +7,25 @@ use std::path::PathBuf;
 
 /// The model of a recipe.
 #[derive(Clone, Debug, PartialEq)]
-// One exists per process and everyone reads it; a box would only be in the way.
+// There is one per process and much code reads it; a box would only be in the way.
 #[allow(clippy::large_enum_variant)]
 pub enum ModelSource {
-    /// A new one, with weights drawn from the seed.
+    /// A new one, with weights initialized from the seed.
     New(Architecture),
-    /// One that was trained before: fine-tuning.
+    /// A trained one: fine-tuning.
     From(Pretrained),
 }
 
-/// A trained model that a run starts from. Kind, sizes and tokenizer are the model's own.
+/// A trained model that a run starts from. Kind, sizes and tokenizer are the model's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pretrained {
-    /// A folder in the Hugging Face layout, ours or another's, or a GGUF file.
+    /// A folder in the Hugging Face layout, written by qkv or by others, or a GGUF file.
     pub from: PathBuf,
-    /// Dropout, if not that of the model.
+    /// Dropout, if not the model's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropout: Option<f64>,
-    /// Dropout of attention weights, if not that of the model.
+    /// Dropout of attention weights, if not the model's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention_dropout: Option<f64>,
     /// Whether an encoder classifies through BERT's pooler, if not as the model does.
@@ -42,7 +42,7 @@ impl ModelSource {
         }
     }
 
-    /// The model it starts from, if it does.
+    /// The trained model to start from, if any.
     pub fn pretrained(&self) -> Option<&Pretrained> {
         match self {
             ModelSource::New(_) => None,

@@ -1,30 +1,30 @@
-//! The table `[parallel]` of a recipe: what is divided over the ranks of a run, besides its micro-batches.
+//! The table `[parallel]` of a recipe: what is sharded over the ranks of a run besides its micro-batches.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Whether something is whole on one rank or divided over all of them.
+/// Whether something is kept whole or sharded over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Division {
-    /// Whole.
+    /// Kept whole.
     #[default]
     Whole,
     /// Each rank has a part.
     Sharded,
 }
 
-/// What is divided over ranks, besides micro-batches.
+/// What is sharded over ranks besides micro-batches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Parallel {
     /// The optimizer's state and the running average of the weights (ZeRO-1; Rajbhandari et al. 2019,
-    /// arXiv:1910.02054): `sharded` saves memory, and changes no bit.
+    /// arXiv:1910.02054): `sharded` saves memory and gives the same bits.
     pub optimizer: Division,
-    /// The files of checkpoints: `sharded` are written by all ranks, into a folder that they share.
+    /// The files of checkpoints: if `sharded`, all ranks write them, into a folder that they share.
     pub checkpoint: Division,
-    /// How many ranks share the sequences of a micro-batch, for decoder-only models: sums over tokens then have another
-    /// order, which depends on this number alone.
+    /// How many ranks share the sequences of a micro-batch, for decoder-only models. Sums over tokens then have another
+    /// order, which depends only on this number.
     pub context: usize,
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Training {
-    /// What is learned, if not what the data suggests.
+    /// The objective, if not the one that the data implies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub objective: Option<Objective>,
     /// Number of steps.
@@ -32,28 +32,28 @@ pub struct Training {
     pub clip: f64,
     /// Label smoothing.
     pub smoothing: f64,
-    /// Weight of the gradient of choices, where hard attention samples and is not straight-through (REINFORCE, as in
-    /// Xu et al. 2015, arXiv:1502.03044).
+    /// Weight of the policy gradient of hard attention that samples its choices and is not straight-through (REINFORCE,
+    /// as in Xu et al. 2015, arXiv:1502.03044).
     pub reinforce: f64,
-    /// Share of sequences whose hard attention is soft instead while it is trained so.
+    /// Share of sequences that use soft instead of hard attention in such training.
     pub expected: f64,
-    /// Fraction of words replaced by UNK during training, of documents and of pairs: there in the source and in what
-    /// the decoder reads (Sennrich et al. 2016, arXiv:1606.02891).
+    /// Fraction of words replaced by UNK during training, in documents and in pairs: in the source and in the decoder's
+    /// input (Sennrich et al. 2016, arXiv:1606.02891).
     pub word_dropout: f64,
-    /// Probability that a merge is left out when pairs are tokenized for a batch: BPE-dropout (Provilkov et al. 2020,
+    /// Probability that a merge is skipped when pairs are tokenized for a batch: BPE-dropout (Provilkov et al. 2020,
     /// arXiv:1910.13267).
     pub bpe_dropout: f64,
-    /// Maximum random shift of training images with a class or captions, in pixels.
+    /// Largest random shift of training images with a class or captions, in pixels.
     pub shift: usize,
-    /// Whether training images are mirrored at random: left and right, and those with boxes also up and down.
+    /// Whether training images are mirrored at random: horizontally, and those with boxes also vertically.
     pub mirror: bool,
     /// Probability that a rectangle of a training image with a class is erased (Zhong et al. 2017, arXiv:1708.04896).
     pub erase: f64,
-    /// Mixes two images with classes and their losses, by a share from Beta(α, α) (Zhang et al. 2017,
+    /// α of mixup: two images with classes and their losses are mixed by a share from Beta(α, α) (Zhang et al. 2017,
     /// arXiv:1710.09412); 0 mixes none.
     pub mixup: f64,
-    /// Largest random change of scale of training images with boxes or captions, as a fraction: a window of the image,
-    /// or the image with surroundings; captions are of text, which only becomes smaller.
+    /// Largest random change of scale of training images with boxes or captions, as a fraction: the image is cropped or
+    /// padded. Images with captions are taken to show text and only become smaller.
     pub zoom: f64,
     /// Largest random change of brightness and contrast of training images, as a fraction.
     pub color: f64,
@@ -61,15 +61,16 @@ pub struct Training {
     pub average: f64,
     /// Arithmetic of matrix products.
     pub precision: Precision,
-    /// Trains the last layers alone, with what comes after them; 0 trains all.
+    /// Trains only this many last layers and what follows them; 0 trains all.
     pub last_layers: usize,
     /// Parameters that are not trained: `embeddings`, or names and patterns as in `lora.targets`.
     pub freeze: Vec<String>,
-    /// Factor of the learning rate from each layer to the one below it (Howard and Ruder 2018); 1 trains all alike.
+    /// Factor of the learning rate from each layer to the one below it (Howard and Ruder 2018); with 1, all have the
+    /// same rate.
     pub layer_decay: f64,
     /// Packs conversations into one row without padding; attention stays within each.
     pub pack: bool,
-    /// Gradient checkpointing: layers save their input alone and are computed again in the backward pass.
+    /// Gradient checkpointing: layers save only their inputs and are recomputed in the backward pass.
     pub recompute: bool,
     /// Steps between validations.
     pub validate: u64,
@@ -135,7 +136,7 @@ impl Training {
         self.lr * self.schedule.factor(step, self.warmup, self.steps)
     }
 
-    /// The decay of the running average at a step: it follows faster in the first ones.
+    /// The decay of the running average at a step: smaller in the first steps, so that the average follows faster.
     pub(crate) fn average_decay(&self, step: u64) -> f64 {
         self.average.min((1.0 + step as f64) / (10.0 + step as f64))
     }

@@ -38,7 +38,7 @@ struct Candidate {
     log_probability: f64,
 }
 
-/// Searches for every row of `source`; `indices` has the index of each among all sources of the search.
+/// Searches for every row of `source`; `indices` has each row's index among all sources of the search.
 pub(super) fn search(
     search: &Search,
     model: &Model,
@@ -51,7 +51,7 @@ pub(super) fn search(
     search_memory(search, model, parameters, tape, source, memory, indices)
 }
 
-/// The same over a memory that is encoded; of `source`, the lengths count.
+/// The same over an encoded memory.
 pub(super) fn search_memory(
     search: &Search,
     model: &Model,
@@ -84,7 +84,7 @@ pub(super) fn search_memory(
     drop(memory);
     let mut done: Vec<(usize, Vec<Hypothesis>)> = Vec::with_capacity(sources.len());
     let (vocab_size, eos) = (model.config().vocab_size, model.config().eos_token_id);
-    // The prefixes of a source are all empty at first, and share a row.
+    // At first, the prefixes of a source are all empty and share a row.
     let mut each = 1;
     while !sources.is_empty() {
         let logits = next_logits(search, model, tape, source, &sources, each, &mut state)?;
@@ -115,7 +115,7 @@ pub(super) fn search_memory(
                 None => done.push((beams.row, ranked(beams.hypotheses, beam))),
             }
         }
-        // As long as no source is done, rows only move among those of one source.
+        // As long as no source is done, rows only move within their source.
         let same_sources = each == beam && rows.len() == row_count;
         if !unfinished.is_empty() {
             state.select(tape, &rows, same_sources);
@@ -131,8 +131,8 @@ fn in_order(mut done: Vec<(usize, Vec<Hypothesis>)>) -> Vec<Vec<Hypothesis>> {
     done.into_iter().map(|(_, hypotheses)| hypotheses).collect()
 }
 
-/// The search where a device decodes all beams of all sources in every step. Those of a source that is done go on from
-/// themselves, and nobody reads what they write.
+/// The search on a device that decodes all beams of all sources in every step. The beams of a finished source keep
+/// decoding, each from itself, and their results are ignored.
 fn search_by_graph(
     search: &Search,
     parameters: &Parameters<f32>,
@@ -147,7 +147,7 @@ fn search_by_graph(
     let mut parents: Vec<u32> = (0..ids.len() as u32).collect();
     while !sources.is_empty() {
         let surveys = graph.step(tape, &ids, &parents)?;
-        // The prefixes of a source are all empty at first: one stands for all.
+        // At first, the prefixes of a source are all empty: one stands for all.
         let each = if is_first { 1 } else { beam };
         is_first = false;
         let of_source = |mut beams: SourceBeams| {
@@ -210,8 +210,8 @@ fn next_logits(
     Ok(tape.constant(Tensor::new(logits, &[decoder_input.len(), 1, vocab_size])))
 }
 
-/// The candidates of one source, best first, from the logits of its prefixes, or of one row where all are empty;
-/// `None` where a logit is not finite.
+/// The candidates of one source, best first, from the logits of its prefixes, or of one row if all are empty; `None` if
+/// a logit is not finite.
 fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: usize) -> Option<Vec<Candidate>> {
     let isa = Isa::best();
     let rows = logits.chunks_exact(vocab_size);
@@ -220,7 +220,8 @@ fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: 
         return surveyed_candidates(search, beams, &surveys);
     }
     let mut all: Vec<Candidate> = Vec::new();
-    // Prefixes that are all empty share a row: each draws from it, but a search would find the same for all.
+    // If all prefixes are empty, they share a row: sampling draws from it for each, but a search would find the same
+    // for all.
     let count = if search.sample.is_some() { beams.prefixes.len() } else { rows.len() };
     for ((row, prefix), scores) in beams.prefixes.iter().enumerate().zip(rows.cycle()).take(count) {
         if !all_finite(isa, scores) {
@@ -248,7 +249,7 @@ fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: 
     Some(if search.sample.is_some() { all } else { best_of(search, all) })
 }
 
-/// The same from surveys of the logits, where nothing but these decides.
+/// The same from surveys of the logits, if only the highest logits decide.
 fn surveyed_candidates(search: &Search, beams: &SourceBeams, surveys: &[Survey]) -> Option<Vec<Candidate>> {
     if !surveys.iter().all(|found| found.is_finite) {
         return None;
@@ -257,8 +258,8 @@ fn surveyed_candidates(search: &Search, beams: &SourceBeams, surveys: &[Survey])
     Some(best_of(search, prefixes.flat_map(|(prefix, found)| of_prefix(search, prefix, found)).collect()))
 }
 
-/// The candidates that extend one prefix. What is never written keeps its part of the probability: the others have what
-/// the model gives them.
+/// The candidates that extend one prefix. Forbidden tokens keep their share of the probability: the others are not
+/// renormalized.
 fn of_prefix(search: &Search, (row, prefix): (usize, &Prefix), found: &Survey) -> impl Iterator<Item = Candidate> {
     let (log_probability, total) = (prefix.log_probability, f64::from(found.log_sum_exp));
     let written = found.best.iter().filter(|(token, _)| !search.never.contains(token));
@@ -278,7 +279,7 @@ fn best_of(search: &Search, mut all: Vec<Candidate>) -> Vec<Candidate> {
 }
 
 /// Extends the prefixes of a source by their best candidates. Returns the prefix that each new one extends, or `None`
-/// where the source is done.
+/// if the source is done.
 fn advance(search: &Search, beams: &mut SourceBeams, candidates: &[Candidate], eos: u32) -> Option<Vec<usize>> {
     let beam = search.beam;
     let length = beams.prefixes[0].tokens.len();
@@ -290,7 +291,7 @@ fn advance(search: &Search, beams: &mut SourceBeams, candidates: &[Candidate], e
     for (rank, &Candidate { prefix, token, log_probability }) in candidates.iter().enumerate() {
         let tokens = &beams.prefixes[prefix].tokens;
         if token == eos {
-            // An end counts only while it is among the best `beam` candidates.
+            // An end token counts only among the best `beam` candidates.
             if rank < beam || search.sample.is_some() {
                 finish(&mut beams.hypotheses, tokens.clone(), log_probability);
             }
@@ -309,7 +310,7 @@ fn advance(search: &Search, beams: &mut SourceBeams, candidates: &[Candidate], e
         }
         return None;
     }
-    // Fewer prefixes than rows: copies of the last one fill up, with a probability of zero.
+    // If there are fewer prefixes than rows, copies of the last one with probability zero fill up.
     while prefixes.len() < beam {
         let mut copy = prefixes[prefixes.len() - 1].clone();
         copy.log_probability = f64::NEG_INFINITY;

@@ -1,5 +1,5 @@
-//! A step of beam search on a device as one CUDA graph: caches go to the beams that go on from them, every beam reads a
-//! token, and its highest logits are found. The host chooses among these.
+//! A step of beam search on a device as one CUDA graph: each beam takes over its parent's cache, reads a token, and its
+//! highest logits are found. The host chooses among these.
 
 use super::Search;
 use super::beam::SourceBeams;
@@ -15,14 +15,15 @@ pub(super) struct BeamGraph<'a> {
     transformer: &'a Transformer,
     operations: Operations,
     state: CountedBeams<f32>,
-    /// Logits that are looked for.
+    /// How many of the highest logits to find.
     most: usize,
-    /// The step, with its surveys.
+    /// The repeated step; its result is the surveys.
     repeated: RepeatedWork<Array>,
 }
 
 impl<'a> BeamGraph<'a> {
-    /// For a search in which the highest logits decide; `None` where there is no device, or it cannot do all of it.
+    /// For a search in which only the highest logits decide; `None` if there is no device, or it does not support the
+    /// whole step.
     pub fn new(
         search: &Search,
         model: &'a Model,
@@ -44,10 +45,10 @@ impl<'a> BeamGraph<'a> {
         Ok(state.map(|state| BeamGraph { transformer, operations, state, most, repeated }))
     }
 
-    /// Lets every beam go on from its parent with a token; surveys of the logits after it.
+    /// Continues every beam from its parent with a token; returns surveys of the next logits.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn step(&mut self, tape: &mut Tape<'_, f32>, ids: &[u32], parents: &[u32]) -> Result<Vec<Survey>> {
         self.operations.write(self.state.batch.ids(), ids);
         self.operations.write(&self.state.parents, parents);

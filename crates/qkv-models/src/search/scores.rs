@@ -1,11 +1,11 @@
-//! Logits of the next token: penalties on repetition, and sampling.
+//! Logits of the next token: repetition penalties and sampling.
 
 use super::Sampling;
 use qkv_simd::logits::top;
 use qkv_simd::{Isa, philox};
 use std::collections::BTreeSet;
 
-/// Divides the scores of `generated` tokens by the penalty where positive, multiplies them where negative.
+/// Divides the scores of `generated` tokens by the penalty if positive, multiplies them if negative.
 pub(crate) fn penalize(scores: &mut [f32], generated: &[u32], penalty: f64) {
     if penalty == 1.0 {
         return;
@@ -29,12 +29,11 @@ pub(crate) fn forbid_repeats(scores: &mut [f32], generated: &[u32], length: usiz
     }
 }
 
-/// Tokens that are sorted at first where any could be drawn.
+/// How many tokens are sorted at first if any could be drawn.
 const FIRST_SORTED: usize = 64;
 
-/// The likeliest tokens, best first, of which one is drawn, and the sum of all weights among which top-p cuts: of
-/// top-k tokens, or of all, and then as many as top-p keeps at least. A peaked distribution needs no sorting of the
-/// whole vocabulary.
+/// The likeliest tokens, best first, to draw one from, and the total weight that top-p refers to. The tokens are the
+/// top-k, or else at least as many as top-p keeps, so that a peaked distribution does not sort the whole vocabulary.
 fn likeliest(scores: &[f32], sampling: &Sampling) -> (Vec<(u32, f32)>, f64) {
     let isa = Isa::best();
     let mass = |kept: &[(u32, f32)]| -> f64 {
@@ -57,7 +56,7 @@ fn likeliest(scores: &[f32], sampling: &Sampling) -> (Vec<(u32, f32)>, f64) {
     }
 }
 
-/// Samples a token; `place` selects the random number: source, prefix and position.
+/// Samples a token; `place`, that is source, prefix and position, selects the random number.
 pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Option<u32> {
     let [word, ..] = philox::block([place[0], place[1], place[2], 0x7361_6d70], sampling.seed);
     let share = (f64::from(word) + 0.5) / 4_294_967_296.0;
@@ -85,7 +84,7 @@ pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Opti
     kept.last().map(|&(token, _)| token)
 }
 
-/// Draws from the whole vocabulary, in its order: nothing has to be sorted.
+/// Draws from the whole vocabulary in its order, without sorting.
 fn draw_from_all(scores: &[f32], sampling: &Sampling, share: f64) -> Option<u32> {
     let highest = top(Isa::best(), scores, 1).first()?.1;
     let weight = |score: f32| sampling.weight(score - highest);
@@ -94,7 +93,7 @@ fn draw_from_all(scores: &[f32], sampling: &Sampling, share: f64) -> Option<u32>
         left -= weight(score);
         left <= 0.0
     });
-    // Beyond the end by rounding: the last one that can be drawn.
+    // If rounding leads past the end: the last one that can be drawn.
     Some(reached.or_else(|| scores.iter().rposition(|&score| score > f32::NEG_INFINITY))? as u32)
 }
 
@@ -114,7 +113,7 @@ mod tests {
 
     #[test]
     fn as_many_tokens_are_sorted_as_top_p_keeps() {
-        // Flat and peaked: all of the vocabulary, or a few of it.
+        // Flat and peaked: all of the vocabulary, or only a few.
         for (spread, most) in [(0.01, 5000), (30.0, FIRST_SORTED)] {
             let scores: Vec<f32> = (0..5000).map(|x| ((x * 7919) % 5000) as f32 / 5000.0 * spread * 10.0).collect();
             let sampling = Sampling { top_p: 0.9, ..Sampling::default() };

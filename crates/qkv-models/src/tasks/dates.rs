@@ -1,5 +1,5 @@
-//! Dates as people write them, in English and Chinese, and in ISO form, from 1900 to 2099. Ambiguous forms are not
-//! generated: no day before the month in digits, no two-digit years.
+//! Dates from 1900 to 2099 as people write them in English and Chinese, and in ISO form. Ambiguous forms are not
+//! generated: no numeric day before the month, no two-digit years.
 
 use crate::draws::Draws;
 use crate::text::corpus::Pair;
@@ -139,7 +139,7 @@ fn han(number: usize) -> String {
 }
 
 impl Date {
-    /// 0 is Monday. Days are counted from 1 January of the year 1, a Monday.
+    /// 0 is Monday. 1 January of the year 1 is a Monday.
     fn weekday(self) -> usize {
         let before = self.year - 1;
         let leaps = before / 4 - before / 100 + before / 400;

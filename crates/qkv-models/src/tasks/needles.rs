@@ -1,6 +1,6 @@
-//! Classification by two characters that are far apart: a long row of lower-case letters with a digit in its first
-//! quarter and a capital in its last, each once or several times. The class is both. Accuracy over length measures how
-//! far a model attends, and accuracy with one of each among thousands how sharply.
+//! Classification by two characters that are far apart: a long string of lower-case letters with a digit in its first
+//! quarter and a capital in its last, each once or several times. The class is the pair. Accuracy over length measures
+//! how far a model attends; accuracy with one of each among thousands, how sharply.
 
 use crate::draws::Draws;
 use crate::labelled::LabelledText;
@@ -8,10 +8,10 @@ use crate::labelled::LabelledText;
 /// Purposes of random draws.
 const TRAIN: u32 = 6;
 const DEV: u32 = 7;
-/// Characters in the first quarter, and in the last.
+/// The deciding characters of the first quarter and of the last.
 const FIRST: &[u8] = b"0123";
 const LAST: &[u8] = b"ABCD";
-/// The shortest text: each quarter has a letter.
+/// The shortest text: a letter per quarter.
 pub(crate) const SHORTEST: usize = 4;
 
 /// Training and validation texts of `length` letters, with each character placed `times` times.

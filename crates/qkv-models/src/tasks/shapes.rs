@@ -1,5 +1,5 @@
-//! Pictures that the program draws itself: one to three shapes in colors on a plain ground, with a caption, boxes, and
-//! questions whose answers can be seen. Everything is a function of the seed.
+//! Generated pictures: one to three colored shapes on a plain background, with a caption, boxes, and questions that the
+//! picture answers. Everything is a function of the seed.
 
 use super::{DEV, TRAIN};
 use crate::draws::Draws;
@@ -13,7 +13,7 @@ pub const SIDE: usize = 64;
 /// The smallest and the largest diameter of a shape.
 const SMALLEST: usize = 12;
 const LARGEST: usize = 24;
-/// Places that are tried for a shape before it is left out.
+/// Positions tried for a shape before it is left out.
 const TRIES: usize = 40;
 
 /// Kinds of shapes.
@@ -47,11 +47,11 @@ pub struct Shape {
     pub kind: usize,
     /// Its color.
     pub color: &'static str,
-    /// Left, top, right and bottom in pixels; right and bottom are just beyond it.
+    /// Left, top, right and bottom in pixels; right and bottom are exclusive.
     pub edges: [usize; 4],
 }
 
-/// A picture with what is in it, from left to right.
+/// A picture and its shapes, from left to right.
 #[derive(Clone, Debug)]
 pub struct Scene {
     /// The picture.
@@ -117,12 +117,12 @@ impl Scene {
         Scene { image: Image::new(SIDE, SIDE, 3, points).expect("of its size"), shapes }
     }
 
-    /// What is in it: `a red circle left of a blue square`.
+    /// Its description: `a red circle left of a blue square`.
     pub fn caption(&self) -> String {
         self.shapes.iter().map(|shape| format!("a {}", shape.name())).collect::<Vec<_>>().join(" left of ")
     }
 
-    /// A question about it and its answer, number `at` of many.
+    /// Question number `at` about it, and the answer.
     pub fn question(&self, at: usize) -> (String, String) {
         let shape = &self.shapes[at / 5 % self.shapes.len()];
         let yes = |truth: bool| if truth { "yes" } else { "no" }.to_owned();

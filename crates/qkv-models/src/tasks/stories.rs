@@ -1,6 +1,6 @@
-//! News from places that do not exist: an event in a few sentences with unrelated ones in between, its title, and
-//! questions that the text answers. Names are built from syllables, so that most are new in validation and must be
-//! copied from the text. There is one right title, and one right answer to each question.
+//! News from places that do not exist: an event told in a few sentences with unrelated ones in between, its title, and
+//! questions that the text answers. Names are built from syllables, so that most names in validation are new and must
+//! be copied from the text. There is one right title, and one right answer to each question.
 
 mod events;
 mod names;
@@ -31,7 +31,7 @@ const ASIDES: [&str; 12] = [
 /// Names and values of the facts of a story.
 type Facts = Vec<(&'static str, String)>;
 
-/// An event: a title and sentences with facts in braces, one of each list.
+/// An event: a title, and lists of sentences with facts in braces. A story has one sentence of each list.
 struct StoryEvent {
     title: &'static str,
     sentences: &'static [&'static [&'static str]],
@@ -44,7 +44,7 @@ struct StoryEvent {
 struct Story {
     title: String,
     text: String,
-    /// Questions with the first byte of the answer in the text, and the answer. Everything is ASCII.
+    /// Questions, each with the byte offset of the answer in the text, and the answer. Everything is ASCII.
     questions: Vec<(String, usize, String)>,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn pair(draws: &mut Draws) -> Pair {
     Pair::new(story.text, story.title)
 }
 
-/// Questions for training and validation: several per story, a function of the seed.
+/// Questions for training and validation, several per story: a function of the seed.
 ///
 /// ```
 /// let (train, dev) = qkv_models::tasks::stories(7, 3, 2);
@@ -84,7 +84,7 @@ fn story(draws: &mut Draws) -> Story {
     let mut sentences: Vec<&str> = event.sentences.iter().map(|ways| draws.pick(ways)).collect();
     let mut asides = ASIDES;
     draws.shuffle(&mut asides);
-    // Anywhere, also at the start: a story does not always begin with its event.
+    // Anywhere, even at the start: a story does not always begin with its event.
     for aside in &asides[..1 + draws.below(3)] {
         sentences.insert(draws.below(sentences.len() + 1), aside);
     }
@@ -104,7 +104,7 @@ fn story(draws: &mut Draws) -> Story {
         capital(&mut filled, 0);
         filled
     };
-    // Only questions whose answer is in one of the chosen sentences.
+    // Only questions answered by one of the chosen sentences.
     let questions = event.questions.iter().filter_map(|(question, fact)| {
         let (_, start, end) = *places.iter().find(|(name, ..)| name == fact)?;
         Some((filled(question), start, text[start..end].to_owned()))
@@ -168,7 +168,7 @@ mod tests {
     fn a_title_is_made_of_what_the_text_says() {
         for at in 0..2000 {
             let story = story(&mut Draws::new(9, [TRAIN, at, 0]));
-            // Names and numbers of the title: words that are not part of its pattern.
+            // Names and numbers in the title: words that are not from its pattern.
             let said: HashSet<&str> = story.text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
             for word in story.title.split([' ', ':']).filter(|word| word.len() > 1) {
                 let name =

@@ -1,4 +1,4 @@
-//! Spoken letters that need no voice: each letter is a tone of its own for a tenth of a second or so. The time of each
+//! Sung letters that need no recordings: each letter has its own tone, for a tenth of a second or so. The time of each
 //! letter is known, so that an alignment can be checked.
 
 use super::{DEV, TRAIN};
@@ -8,18 +8,18 @@ use std::f64::consts::TAU;
 
 /// The letters that sound.
 pub const LETTERS: &str = "abcdefgh";
-/// Letters of a text.
+/// Fewest and most letters of a text.
 const SHORTEST: usize = 6;
 const LONGEST: usize = 12;
-/// Seconds of a letter.
+/// Seconds of a letter: at least, and at most this much more.
 const LEAST: f64 = 0.1;
 const MORE: f64 = 0.03;
-/// Seconds in which a tone swells and fades.
+/// Seconds in which a tone swells, and in which it fades.
 const EDGE: f64 = 0.015;
 /// Separates these draws from those of other tasks.
 const TONES: u32 = 0x746f_6e65;
 
-/// A text, and the sound of its letters in mono samples of 16 kHz.
+/// A text, and the sound of its letters in mono samples at 16 kHz.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SungText {
     /// The letters.
@@ -28,12 +28,12 @@ pub struct SungText {
     pub samples: Vec<f32>,
 }
 
-/// The frequency of a letter, in Hertz: six of them are an octave.
+/// The frequency of a letter in hertz: three letters apart is an octave.
 fn hertz(letter: usize) -> f64 {
     400.0 * 2f64.powf(letter as f64 / 6.0 * 2.0)
 }
 
-/// The sound of some [`LETTERS`], with seconds of each drawn at random; other letters are silent.
+/// The sound of a text of [`LETTERS`], with the duration of each drawn at random; other letters are silent.
 pub fn sing(text: &str, draws: &mut Draws) -> Vec<f32> {
     let mut samples = Vec::new();
     for letter in text.chars() {
@@ -65,7 +65,7 @@ pub fn tones(seed: u64, train: usize, dev: usize) -> (Vec<SungText>, Vec<SungTex
         let letters: Vec<char> = LETTERS.chars().collect();
         let mut text = String::new();
         while text.chars().count() < length {
-            // Never the same letter twice in a row: nobody could count them.
+            // Never the same letter twice in a row: nobody could count repetitions.
             let letter = letters[draws.below(letters.len())];
             if !text.ends_with(letter) {
                 text.push(letter);

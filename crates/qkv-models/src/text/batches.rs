@@ -1,15 +1,13 @@
-//! Batches by length: pairs of similar length are batched up to a budget of tokens, so that little is padding. The
-//! batches of an epoch are a function of lengths, settings, seed and epoch, so that a run resumes with the batch that
-//! was next.
+//! Batches by length: pairs of similar length are batched up to a token budget, so that there is little padding. The
+//! batches of an epoch are a function of lengths, settings, seed and epoch, so that a run resumes at the next batch.
 //!
-//! **The budget** counts pairs × the longest side among them, padding included: the size of the larger of the two
-//! padded matrices, which bounds the memory of a step. A batch of 4,096 holds at most 4,096 source and 4,096 target
-//! tokens.
+//! **The budget** counts pairs × their longest side, padding included: the size of the larger of the two padded
+//! matrices, which bounds the memory of a step. A batch of 4,096 holds at most 4,096 source and 4,096 target tokens.
 //!
 //! **An epoch**: pairs are shuffled, taken in pools of 32 batches, sorted by length within the pool, split into
-//! batches, and the batches are shuffled. Sorting everything would pad least, but the same pairs would meet in every
-//! epoch. Over 27,000 sentences from Chinese to English in batches of 4,096, pools pad the source by 6 % and the target
-//! by 15 %; sorting everything, by 3 % and 9 %.
+//! batches, and the batches are shuffled. Sorting everything would pad least, but would put the same pairs together in
+//! every epoch. Over 27,000 sentences from Chinese to English in batches of 4,096, pools pad the source by 6 % and the
+//! target by 15 %; sorting everything, by 3 % and 9 %.
 
 use crate::draws::Draws;
 use crate::{Error, Result};
@@ -50,7 +48,7 @@ impl Lengths {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batching {
-    /// Budget: pairs × the longest side among them.
+    /// Budget: pairs × their longest side.
     pub tokens: usize,
     /// The longest side of a pair; longer pairs are left out.
     pub longest: usize,
@@ -61,7 +59,7 @@ pub struct Batching {
 pub struct Epoch {
     /// Indices of the pairs in each batch.
     pub batches: Vec<Vec<usize>>,
-    /// Number of pairs that are too long.
+    /// Number of pairs left out because they are too long.
     pub left_out: usize,
 }
 
@@ -95,7 +93,7 @@ impl Batching {
     }
 
     /// All pairs in batches of similar length, shortest first, without shuffling: for validation. A pair beyond the
-    /// budget is a batch of its own.
+    /// budget forms its own batch.
     ///
     /// ```
     /// use qkv_models::text::batches::{Batching, Lengths};

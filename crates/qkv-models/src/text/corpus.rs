@@ -1,6 +1,6 @@
-//! Parallel text: a pair per line, source and target separated by a tab, UTF-8. The file is streamed; a line that is
-//! not a pair is an error with its number, because a corpus that is silently shorter trains a model that is silently
-//! worse.
+//! Parallel text: a pair per line, source and target separated by a tab, UTF-8. The file is streamed. A line that is
+//! not a pair is an error that names the line, because a corpus that is silently shorter trains a model that is
+//! silently worse.
 
 use crate::files::packed;
 use crate::{Error, Result};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
-/// The longest line in bytes: a longer one is no sentence, and would be held in memory whole.
+/// The longest line in bytes: a longer one is not a sentence, and would be held in memory whole.
 const LONGEST_LINE: u64 = 1 << 20;
 
 /// A source sentence and its target.
@@ -78,7 +78,7 @@ impl<R> std::fmt::Debug for Corpus<R> {
 }
 
 impl<R: BufRead> Corpus<R> {
-    /// Pairs of any reader; `path` is for errors.
+    /// Pairs of any reader; `path` is only for error messages.
     pub fn new(reader: R, path: impl AsRef<Path>) -> Self {
         Corpus { reader, path: path.as_ref().to_owned(), line: 0, bytes: Vec::new(), over: false }
     }

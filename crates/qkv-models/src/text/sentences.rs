@@ -1,8 +1,8 @@
-//! Sentence splitting by rules. A text that marks its sentences, with `<s>` between them or one per line, is split
-//! there; any other is split after full stops, question and exclamation marks, with the quotes and brackets that close
-//! there.
+//! Sentence splitting by rules. Every line break ends a sentence. A text with `<s>` between its sentences is split
+//! there; any other, after full stops, question and exclamation marks and the closing quotes and brackets that follow.
 //!
-//! Abbreviations such as `Dr.` and initials end no sentence, nor does a full stop before a lower-case letter.
+//! Abbreviations such as `Dr.` and initials do not end a sentence, nor does a mark before a lower-case letter if the
+//! text has capitals.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ const SHORT: &[&str] = &["mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs"
 /// Abbreviations before a number.
 const NUMBERED: &[&str] = &["no", "vol", "fig"];
 
-/// Whether a mark ends a sentence before a space.
+/// Whether a mark ends a sentence if a space follows.
 fn ends(c: char) -> bool {
     matches!(c, '.' | '!' | '?' | '…')
 }
@@ -157,7 +157,7 @@ mod tests {
         fn nothing_but_space_and_marks_is_lost(text in "[a-cA-C .!?。<>s\n\"é]{0,60}") {
             let ranges = sentences(&text);
             prop_assert!(ranges.windows(2).all(|two| two[0].end <= two[1].start));
-            // Joined with spaces: two sentences that meet could form a mark.
+            // Joined with spaces, as adjacent sentences could form a mark.
             let kept: Vec<&str> = ranges.iter().map(|range| &text[range.clone()]).collect();
             let kept = kept.join(" ");
             let bare = |text: &str| text.replace(MARK, "").split_whitespace().collect::<String>();

@@ -1,5 +1,5 @@
 //! Tokenizers: text to token ids and back. A [`Tokenizer`] is a `tokenizer.json` of the Hugging Face library, trained
-//! here or read from a file; one serves both languages of a translation model. Its kinds are described in [`training`],
+//! here or read from a file; a translation model has one for both languages. The kinds are described in [`training`];
 //! checks of hostile files are in `checks`, display of tokens in [`pieces`].
 
 mod checks;
@@ -15,16 +15,15 @@ use crate::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Special tokens of a tokenizer that is trained here, in the order of their ids.
+/// Special tokens of a tokenizer trained here, in the order of their ids.
 const SPECIALS: [&str; 4] = ["<pad>", "<s>", "</s>", "<unk>"];
-/// Common names of special tokens, the most specific first. The end token stands in for a missing padding or start
-/// token.
+/// Common names of special tokens, the most specific first. The end token replaces a missing padding or start token.
 const PAD: &[&str] = &["<pad>", "[PAD]", "<|pad|>"];
 const START: &[&str] = &["<s>", "[CLS]", "<bos>", "<|startoftext|>", "<|im_start|>", "<|begin_of_text|>", "[BOS]"];
 const END: &[&str] = &["</s>", "[SEP]", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>", "[EOS]"];
 const UNKNOWN: &[&str] = &["<unk>", "[UNK]"];
 
-/// Normalizers of known tokenizers lengthen a text by less; texts of any length are fine with them.
+/// Known tokenizers' normalizers lengthen a text by less than this factor; with them, texts may have any length.
 const USUAL_GROWTH: u64 = 128;
 /// With other normalizers, the longest normalized text in bytes.
 const MAX_NORMALIZED: u64 = 16 << 20;
@@ -40,7 +39,7 @@ pub struct PlacedToken {
     pub word: usize,
 }
 
-/// Tokenizes text and puts it together again.
+/// Tokenizes text and decodes tokens.
 ///
 /// ```
 /// use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -63,7 +62,7 @@ pub struct Tokenizer {
     marks: pieces::Marks,
     /// Upper bound on the factor by which the normalizer lengthens a text.
     growth: u64,
-    /// What the post-processor puts before a text.
+    /// The token that the post-processor puts before a text.
     start: Option<u32>,
 }
 
@@ -81,7 +80,7 @@ impl Tokenizer {
         Tokenizer::from_bytes(&bytes, path)
     }
 
-    /// Parses the bytes of a `tokenizer.json`; `path` is for errors.
+    /// Parses the bytes of a `tokenizer.json`; `path` is only for error messages.
     ///
     /// ```
     /// let error = qkv_models::text::tokenizer::Tokenizer::from_bytes(b"{}", "my.json").expect_err("it is empty");
@@ -95,11 +94,11 @@ impl Tokenizer {
         let growth = checks::check(bytes, path)?;
         let whole = |what: String| Error::format(path, "tokenizer", what);
         let text = std::str::from_utf8(bytes).map_err(|e| whole(e.to_string()))?;
-        // The checks refuse files that are known to make the library panic; any other panic becomes an error here.
+        // The checks reject files that are known to make the library panic; any other panic becomes an error here.
         let mut inner = catch_unwind(|| text.parse::<tokenizers::Tokenizer>())
             .map_err(|_| whole("it cannot be built".into()))?
             .map_err(|e| whole(e.to_string()))?;
-        // Special tokens in the text are text: a sentence that contains `</s>` does not end there.
+        // Special tokens in a text are plain text: a sentence that contains `</s>` does not end there.
         inner.set_encode_special_tokens(true);
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| whole(e.to_string()))?;
@@ -109,7 +108,7 @@ impl Tokenizer {
         if highest as usize >= checks::MAX_TOKENS {
             return Err(whole(format!("a token has number {highest}, expected less than {}", checks::MAX_TOKENS)));
         }
-        // Special tokens before others: vocabularies may have `<s>`, the strike-through of HTML, as a word.
+        // Special tokens take precedence: a vocabulary may have `<s>`, HTML's strike-through, as a word.
         let added = inner.get_added_tokens_decoder();
         let special = |id: &u32| added.get(id).is_some_and(|token| token.special);
         let find = |names: &[&str]| {
@@ -152,8 +151,8 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    /// Ids of one or two texts with the special tokens of the post-processor around them, and the segment of each
-    /// token: the input of an encoder.
+    /// Ids of one text or two with the post-processor's special tokens, and the segment of each token: the input of an
+    /// encoder.
     pub fn encode_framed(&self, first: &str, second: Option<&str>) -> (Vec<u32>, Vec<u32>) {
         if self.is_too_long(first) || second.is_some_and(|second| self.is_too_long(second)) {
             return self.unk.map_or_else(Default::default, |unk| (vec![unk], vec![0]));
@@ -168,7 +167,7 @@ impl Tokenizer {
         }
     }
 
-    /// Ids of a question and a text as one sequence, the segment of each token and, for tokens of the text, their
+    /// Ids of a question and a text as one sequence, the segment of each token and, for tokens of the text, the
     /// character range in it.
     #[allow(clippy::type_complexity)]
     pub fn encode_asked(&self, question: &str, text: &str) -> (Vec<u32>, Vec<u32>, Vec<Option<(usize, usize)>>) {
@@ -183,7 +182,7 @@ impl Tokenizer {
         (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec(), places.collect())
     }
 
-    /// Ids of a text, each with its byte range, so that unknown words can still be shown.
+    /// Ids of a text, each with its byte range, so that even unknown words can be shown.
     ///
     /// ```
     /// # use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -203,18 +202,17 @@ impl Tokenizer {
         };
         let pieces = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(encoding.get_word_ids());
         let placed = pieces.enumerate().map(|(at, ((&id, &(from, to)), word))| {
-            // A token that only marks a space may have a range that splits a character.
+            // The range of a token that only marks a space may split a character.
             let place = if text.get(from..to).is_some() { from..to } else { 0..0 };
             PlacedToken { id, place, word: word.map_or(at, |word| word as usize) }
         });
         placed.collect()
     }
 
-    /// The same tokenizer with a post-processor: a start token, the text and an end token, which also separates two
-    /// texts.
+    /// The same tokenizer with a post-processor that adds a start token before a text and an end token after each text.
     ///
     /// # Errors
-    /// Where the special tokens have no names.
+    /// If the special tokens have no names.
     pub fn framed(&self) -> Result<Self> {
         let name = |id| self.name(id).ok_or_else(|| Error::invalid("the tokenizer does not name its special tokens"));
         let (start, end) = (name(self.bos)?, name(self.eos)?);
@@ -231,7 +229,7 @@ impl Tokenizer {
         Tokenizer::from_bytes(file.to_string().as_bytes(), "tokenizer.json")
     }
 
-    /// The same tokenizer with more special tokens, whose numbers follow those there are.
+    /// The same tokenizer with more special tokens, whose ids follow the existing ones.
     ///
     /// ```
     /// use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -242,7 +240,7 @@ impl Tokenizer {
     /// ```
     ///
     /// # Errors
-    /// Where a name is empty, or the file cannot be read again.
+    /// If a name is empty, or the resulting file cannot be parsed.
     pub fn with_specials(&self, names: &[String]) -> Result<Self> {
         if names.iter().any(|name| name.trim().is_empty()) {
             return Err(Error::invalid("a special token without a name"));
@@ -276,8 +274,8 @@ impl Tokenizer {
 
     /// Ids of a text, without special tokens.
     ///
-    /// Special tokens that occur in the text are tokenized as text. Where the tokenizer fails, which only a foreign
-    /// file can cause, the whole text is one unknown token.
+    /// Special tokens that occur in the text are tokenized as text. If the tokenizer fails, which only a foreign file
+    /// can cause, the whole text is one unknown token.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         if self.is_too_long(text) {
             return self.unk.into_iter().collect();
@@ -289,13 +287,13 @@ impl Tokenizer {
         }
     }
 
-    /// Whether normalizing a text could take memory without measure, which only rules of a foreign file can cause.
+    /// Whether normalizing a text could take unbounded memory, which only a foreign file's rules can cause.
     fn is_too_long(&self, text: &str) -> bool {
         self.growth > USUAL_GROWTH && (text.len() as u64).saturating_mul(self.growth) > MAX_NORMALIZED
     }
 
-    /// Ids of a text of many lines. Lines are tokenized one by one where no pre-tokenizer looks across them: the time
-    /// is then linear in the text.
+    /// Ids of a text of many lines. Without a pre-tokenizer, lines are tokenized one by one, in time linear in the
+    /// text.
     pub fn encode_text(&self, text: &str) -> Vec<u32> {
         if self.inner.get_pre_tokenizer().is_some() {
             return self.encode(text);
@@ -303,8 +301,8 @@ impl Tokenizer {
         text.split_inclusive('\n').flat_map(|line| self.encode(line)).collect()
     }
 
-    /// Ids of a text that a model continues: those of [`encode_text`](Tokenizer::encode_text) after the start token,
-    /// where the tokenizer puts one before a text.
+    /// Ids of a text that a model continues: those of [`encode_text`](Tokenizer::encode_text), after the start token if
+    /// the tokenizer puts one before a text.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         self.start.into_iter().chain(self.encode_text(text)).collect()
     }
@@ -314,7 +312,7 @@ impl Tokenizer {
         catch_unwind(AssertUnwindSafe(|| self.inner.decode(ids, true))).ok().and_then(Result::ok).unwrap_or_default()
     }
 
-    /// The text that `decode(encode(text))` returns where no token is unknown: NFC, single spaces, none at the ends.
+    /// The text that `decode(encode(text))` returns if no token is unknown: NFC, single spaces, none at the ends.
     ///
     /// ```
     /// # use qkv_models::text::tokenizer::{Kind, Tokenizer};

@@ -1,6 +1,6 @@
-//! Random changes of training images: where they lie, how large they are, their colors, and parts that are erased.
-//! Boxes move with their image. Each image of a batch draws from a stream of its own, so that threads change images at
-//! the same time and the batch is the same for any number of them.
+//! Random changes of training images: position, scale, colors, and erased parts. Boxes move with their image. Each
+//! image of a batch has its own random stream, so that threads work in parallel and the batch is the same for any
+//! number of them.
 
 use crate::draws::Draws;
 use crate::image::Image;
@@ -12,7 +12,7 @@ pub(super) struct Augmentation {
     pub draws: Draws,
     /// Fraction of words replaced by UNK.
     pub words: f64,
-    /// Fraction of BPE merges left out.
+    /// Fraction of BPE merges skipped.
     pub merges: f64,
     /// Maximum shift of images, in pixels.
     pub shift: usize,
@@ -20,26 +20,27 @@ pub(super) struct Augmentation {
     pub mirror: bool,
     /// Probability that a rectangle of an image is erased.
     pub erase: f64,
-    /// Parameter of the share by which images are mixed.
+    /// α of the Beta distribution of the share by which images are mixed.
     pub mixup: f64,
     /// Largest change of scale, as a fraction.
     pub zoom: f64,
-    /// Largest change of brightness and contrast, of all channels and of each, as a fraction.
+    /// Largest change of brightness and contrast, as a fraction; each channel's contrast changes by up to half of it
+    /// more.
     pub color: f64,
 }
 
 /// Purpose of random draws: the changes of one image.
 const IMAGE: u32 = 11;
-/// The smallest visible part of a box that is still an object, as a fraction of its area.
+/// The smallest visible part of a box, as a fraction of its area, with which it still counts as an object.
 const VISIBLE: f64 = 0.4;
-/// What surrounds an image with boxes that became smaller: gray.
+/// The gray around an image with boxes that became smaller.
 const SURROUND: u8 = 128;
 
-/// Classes, each with left, top, right and bottom as fractions of the image.
+/// Boxes: a class each, and left, top, right and bottom as fractions of the image.
 pub(super) type ClassedBoxes = Vec<(usize, [f64; 4])>;
 
 impl Augmentation {
-    /// What `change` makes of each entry, by threads, each with its own stream.
+    /// Applies `change` to each entry in parallel, each with its own random stream.
     pub fn each<R: Send>(
         &mut self,
         entries: &[usize],
@@ -73,14 +74,14 @@ impl Augmentation {
         let (wide, high) = (image.width() as f64, image.height() as f64);
         let by = |draws: &mut Draws| (2.0 * draws.unit() - 1.0) * self.shift as f64;
         let [x, y] = [by(draws), by(draws)];
-        // Text that became larger could leave the page.
+        // Text only becomes smaller: enlarged, it could leave the page.
         let [across, down] = [0, 1].map(|_| 1.0 + self.zoom * draws.unit());
         let mut image = image.sampled([x, y - high * (down - 1.0) / 2.0, wide * across, high * down], 255);
         self.recolor(&mut image, draws);
         image
     }
 
-    /// An image with boxes, and what of them is still visible.
+    /// An image with boxes, and the visible parts of the boxes.
     pub fn boxed(&self, image: &Image, boxes: &ClassedBoxes, draws: &mut Draws) -> (Image, ClassedBoxes) {
         let mut flip = || self.mirror && draws.below(2) == 1;
         let flips = [flip(), flip()];
@@ -97,8 +98,8 @@ impl Augmentation {
         (image, boxes)
     }
 
-    /// Left, top, width and height of a window, as fractions of the image: it lies inside where it is smaller, and
-    /// around where it is larger.
+    /// Left, top, width and height of a random window, as fractions of the image. Along each axis, it lies inside the
+    /// image if it is smaller, and around it if larger.
     fn window(&self, draws: &mut Draws) -> [f64; 4] {
         let mut stretch = |most: f64| (most * (2.0 * draws.unit() - 1.0)).exp();
         let (scale, ratio) = (stretch((1.0 + self.zoom).ln()), stretch((1.0 + self.zoom / 4.0).ln()));
@@ -131,7 +132,7 @@ fn mirrored([left, top, right, bottom]: [f64; 4], [across, down]: [bool; 2]) -> 
     [left, top, right, bottom]
 }
 
-/// A box as fractions of a window of the image, cut at its edges; `None` where too little of it is left.
+/// A box as fractions of a window of the image, clipped at its edges; `None` if too little of it is left.
 fn seen_through(edges: [f64; 4], [left, top, across, down]: [f64; 4]) -> Option<[f64; 4]> {
     let whole = |x: f64, start: f64, side: f64| (x - start) / side;
     let moved = [
@@ -156,7 +157,7 @@ fn erase_part(image: &mut Image, draws: &mut Draws) {
     image.fill([left, top], [across, down], || draws.below(256) as u8);
 }
 
-/// A draw from Beta(α, α) with α of at most 1: Jöhnk's method.
+/// A draw from Beta(α, α) with α of at most 1, by Jöhnk's method.
 pub(super) fn beta(alpha: f64, draws: &mut Draws) -> f64 {
     loop {
         let (x, y) = (draws.unit().powf(1.0 / alpha), draws.unit().powf(1.0 / alpha));
@@ -188,7 +189,7 @@ mod tests {
 
     #[test]
     fn what_a_box_is_around_stays_in_it_and_too_small_a_part_is_no_object() {
-        // A light rectangle on dark ground: after any change, the light pixels are those of the box.
+        // A light rectangle on a dark background: after any change, the light pixels are those in the box.
         let (wide, high) = (64, 48);
         let mut image = Image::new(wide, high, 3, vec![10; wide * high * 3]).unwrap();
         image.fill([16, 12], [24, 18], || 250);
@@ -199,7 +200,7 @@ mod tests {
             let Some(&(class, edges)) = found.first() else { continue };
             seen += 1;
             assert_eq!((class, found.len()), (1, 1));
-            // Gray surroundings are changed with the rest, and are not as light.
+            // The gray surroundings are recolored with the rest, and stay darker.
             let light = |x: usize, y: usize| changed.points()[3 * (y * wide + x)] > 185;
             let columns: Vec<usize> = (0..wide).filter(|&x| (0..high).any(|y| light(x, y))).collect();
             let rows: Vec<usize> = (0..high).filter(|&y| (0..wide).any(|x| light(x, y))).collect();

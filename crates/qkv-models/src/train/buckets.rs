@@ -1,19 +1,20 @@
-//! Buckets: pieces of parameters that travel together, each with an owner among the ranks. Gradients are summed by the
-//! owner of their bucket; where the optimizer's state is sharded, the owner keeps it and updates the weights; and where
-//! checkpoints are sharded, the owner writes them.
+//! Buckets: pieces of parameters that are sent together. Each bucket has an owner among the ranks, which sums its
+//! gradients; if the optimizer's state is sharded, the owner keeps it and updates the weights; and if checkpoints are
+//! sharded, the owner writes them.
 
 use qkv_nn::{Gradients, Param, Parameters};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Elements of a bucket: 1 MiB. Large enough that a message is bandwidth and not latency, small enough that the first
-/// one leaves early.
+/// Elements of a bucket: 1 MiB. Large enough that a message is bound by bandwidth, not latency; small enough that the
+/// first one leaves early.
 const BUCKET: usize = 1 << 18;
 
-/// A piece of a parameter starts at a multiple of this: the elements whose squares a norm adds first are in one piece.
+/// Pieces of a parameter start at multiples of this, so that each block of squares that a norm adds up first lies in
+/// one piece.
 const ALIGN: usize = Gradients::<f32>::BLOCK;
 
-/// Pieces of parameters that travel together.
+/// Pieces of parameters that are sent together.
 pub(super) struct Bucket {
     pub pieces: Vec<(Param, Range<usize>)>,
     pub len: usize,
@@ -28,13 +29,13 @@ impl Bucket {
         found
     }
 
-    /// Adds elements of its pieces to gathered ones.
+    /// Adds a left operand to gathered elements.
     pub fn add(&self, sum: &mut [f32], left: &Gradients<f32>) {
         let left = self.pieces.iter().flat_map(|(param, range)| &left.get(*param)[range.clone()]);
         sum.iter_mut().zip(left).for_each(|(sum, &left)| *sum += left);
     }
 
-    /// Puts gathered elements into their places, by `write(parameter, places, elements)`.
+    /// Scatters gathered elements through `write(parameter, range, elements)`.
     pub fn write(&self, values: &[f32], mut write: impl FnMut(Param, Range<usize>, &[f32])) {
         let mut values = values;
         for (param, range) in &self.pieces {
@@ -45,15 +46,15 @@ impl Bucket {
     }
 }
 
-/// All buckets of a model, the last parameters first: backward passes finish these first.
+/// All buckets of a model, the last parameters first, as a backward pass finishes these first.
 pub(super) struct Buckets {
     pub all: Vec<Bucket>,
-    /// The buckets that a parameter has pieces in.
+    /// The buckets that contain pieces of a parameter.
     pub of: HashMap<Param, Range<usize>>,
 }
 
 impl Buckets {
-    /// The trained parameters of a model, over so many ranks.
+    /// The trained parameters of a model, distributed over `ranks` ranks.
     pub fn new(parameters: &Parameters<f32>, ranks: usize) -> Buckets {
         let (mut all, mut of): (Vec<Bucket>, HashMap<Param, Range<usize>>) = Default::default();
         let trained: Vec<Param> = parameters.trained().collect();
@@ -62,7 +63,7 @@ impl Buckets {
             let mut start = 0;
             while start < len {
                 let space = all.last().map_or(0, |bucket| BUCKET - bucket.len);
-                // Whole, or cut where a norm's blocks end.
+                // Whole, or cut at the end of a norm's block.
                 let here = if len - start <= space { len - start } else { space / ALIGN * ALIGN };
                 if here == 0 {
                     all.push(Bucket { pieces: Vec::new(), len: 0, owner: all.len() % ranks });

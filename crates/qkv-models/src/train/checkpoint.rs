@@ -1,6 +1,7 @@
 //! Checkpoints of training: everything a run needs to resume as if it had never stopped. `checkpoints/STEP/` is written
-//! atomically and has the SHA-256 of every file in `SHA256SUMS`, the run's tokenizer included; `metrics.jsonl` is cut
-//! back to its length at the checkpoint. The files of finished models are in [`checkpoint`](crate::checkpoint).
+//! atomically, with the SHA-256 of every file, including the run's tokenizer, in `SHA256SUMS`; on resuming,
+//! `metrics.jsonl` is truncated to its length at the checkpoint. The files of finished models are in
+//! [`checkpoint`](crate::checkpoint).
 
 pub(super) mod parts;
 
@@ -33,23 +34,24 @@ pub(super) struct Progress {
     pub best: Option<f64>,
     /// The step of the best score.
     pub best_step: u64,
-    /// Validations since then.
+    /// Validations since the best score.
     pub stale: u64,
     /// The length of `metrics.jsonl`.
     pub metrics_bytes: u64,
-    /// Sums since the last line of `metrics.jsonl`: the next line averages over a stop.
+    /// Sums since the last line of `metrics.jsonl`, so that the next line's averages include the steps before an
+    /// interruption.
     #[serde(default)]
     pub averages: LossAverages,
-    /// The log-likelihood of a target, a moving average over steps: what choices are expected to lead to.
+    /// The baseline of REINFORCE: a moving average over steps of the mean log-likelihood per target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub baseline: Option<f64>,
     /// The digest of the frozen parameters, which are not in the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<String>,
-    /// In how many parts the checkpoint was written; 0 where it is whole.
+    /// Number of parts that the checkpoint was written in; 0 if it is whole.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub parts: usize,
-    /// Whether the checkpoint has checksums; those written before there were any have none.
+    /// Whether the checkpoint has checksums; older ones have none.
     #[serde(default)]
     pub checksums: bool,
 }
@@ -65,20 +67,19 @@ const WEIGHTS: &str = "weights.safetensors";
 const AVERAGE: &str = "average.safetensors";
 const MOMENTS: &str = "moments.safetensors";
 const CHECKSUMS: &str = "SHA256SUMS";
-/// More ranks than anyone has.
+/// More parts than anyone has ranks.
 const MOST_PARTS: usize = 1 << 16;
 
-/// What training changes besides its progress.
+/// The state that training changes, besides its progress.
 pub(super) struct TrainState<'a> {
     pub weights: &'a mut Parameters<f32>,
     pub average: Option<&'a mut Parameters<f32>>,
     pub moments: &'a mut Moments<f32>,
-    /// The digest of what is frozen.
+    /// The digest of the frozen parameters.
     pub frozen: Option<&'a str>,
 }
 
-/// The SHA-256 of all parameters that are frozen; `None` where all are trained. A run that is resumed must find the
-/// same.
+/// The SHA-256 of all frozen parameters; `None` if all are trained. A resumed run must find the same.
 pub(super) fn frozen_digest(parameters: &Parameters<f32>) -> Option<String> {
     let mut digest = Sha256::new();
     let mut frozen = parameters.all().filter(|&param| !parameters.is_trained(param)).peekable();
@@ -99,7 +100,7 @@ pub(super) struct SavedCheckpoint {
     folder: PathBuf,
 }
 
-/// The checkpoints of a run, oldest first. A folder without a state is one that was being deleted.
+/// The checkpoints of a run, oldest first. A folder without a state was being deleted.
 fn all(run: &Path) -> Vec<SavedCheckpoint> {
     let Ok(entries) = std::fs::read_dir(run.join(CHECKPOINTS)) else { return Vec::new() };
     let mut found: Vec<SavedCheckpoint> = entries
@@ -113,10 +114,10 @@ fn all(run: &Path) -> Vec<SavedCheckpoint> {
     found
 }
 
-/// Removes what killed processes left in a run's folder: files and folders that were being written or deleted.
+/// Removes the files and folders in a run's folder that killed processes were writing or deleting.
 ///
 /// # Errors
-/// Where the system refuses.
+/// I/O errors.
 pub(super) fn remove_litter(run: &Path) -> Result<()> {
     let checkpoints = run.join(CHECKPOINTS);
     atomic::remove_litter(run)?;
@@ -132,10 +133,10 @@ pub(super) fn remove_litter(run: &Path) -> Result<()> {
 }
 
 impl SavedCheckpoint {
-    /// The checkpoint to resume from: that of a step, or the newest.
+    /// The checkpoint to resume from: the one of a step, or the newest.
     ///
     /// # Errors
-    /// Where there is none of that step.
+    /// If there is no checkpoint of that step.
     pub fn find(run: &Path, step: Option<u64>) -> Result<Option<SavedCheckpoint>> {
         let mut found = all(run);
         let Some(step) = step else { return Ok(found.pop()) };
@@ -186,7 +187,7 @@ impl SavedCheckpoint {
     /// Reads the checkpoint.
     ///
     /// # Errors
-    /// Where a file is damaged: names it and the newest checkpoint that is whole.
+    /// If a file is damaged: names it and the newest intact checkpoint.
     pub fn read(&self, run: &Path, state: TrainState<'_>) -> Result<Progress> {
         let files = self.verified(run).map_err(|error| self.with_whole_checkpoint(run, error))?;
         let open = |name: &str| {
@@ -218,11 +219,11 @@ impl SavedCheckpoint {
             state.moments.second[at] = moments.read_shaped(&format!("{name}{SECOND}"), shape)?.into();
         }
         state.moments.steps = files.progress.step;
-        // The next one may be written in another way.
+        // The next checkpoint may have another number of parts.
         Ok(Progress { parts: 0, ..files.progress })
     }
 
-    /// Removes the checkpoints after this one: a run that goes back must not find them again.
+    /// Removes the checkpoints after this one, so that a run that goes back does not find them again.
     pub fn remove_newer(&self, run: &Path) -> Result<()> {
         let newer = all(run).into_iter().filter(|other| other.step > self.step);
         newer.into_iter().try_for_each(|other| atomic::remove_folder(&other.folder))
@@ -288,7 +289,7 @@ impl SavedCheckpoint {
         Ok(CheckpointFiles { progress, bytes })
     }
 
-    /// Adds the newest other checkpoint that is whole to an error about damage.
+    /// Adds the newest other intact checkpoint to an error about damage.
     fn with_whole_checkpoint(&self, run: &Path, error: Error) -> Error {
         let others = all(run).into_iter().rev().filter(|other| other != self);
         let whole = || others.into_iter().find(|other| other.verified(run).is_ok()).map(|other| other.step);
@@ -300,7 +301,7 @@ impl SavedCheckpoint {
     }
 }
 
-/// The files of a checkpoint whose checksums agree.
+/// The files of a checkpoint, with checksums verified.
 struct CheckpointFiles {
     progress: Progress,
     bytes: BTreeMap<String, Vec<u8>>,
@@ -325,7 +326,7 @@ fn write_tensors(folder: &Path, name: &str, tensors: &[NamedTensor<'_>]) -> Resu
     Ok(format!("{}  {name}\n", hexadecimal(digest)))
 }
 
-/// Writes on, and adds what it writes to a digest.
+/// A writer that adds everything it writes to a digest.
 struct Summed<'a, W> {
     to: W,
     digest: &'a mut Sha256,
@@ -401,12 +402,12 @@ impl Metrics {
         self.file.write_all(&text).map_err(|e| Error::file("write", &self.path, e))
     }
 
-    /// Its length.
+    /// The length of the file.
     pub fn bytes(&mut self) -> u64 {
         self.file.stream_position().unwrap_or(0)
     }
 
-    /// Cuts it back to this length. A file that is shorter, because someone deleted it, is continued at its end.
+    /// Truncates the file to this length. If it is shorter, because someone deleted it, it is continued at its end.
     pub fn cut(&mut self, bytes: u64) -> Result<()> {
         let cut = self.file.metadata().and_then(|about| {
             if about.len() > bytes {

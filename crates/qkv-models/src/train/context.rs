@@ -1,10 +1,10 @@
-//! Sequences over ranks: `parallel.context` ranks form a group that shares the sequences of its micro-batches, each
-//! with an early and a late part of every sequence. Attention goes through [`Ranks::attention`]; everything else by
+//! Context parallelism: `parallel.context` ranks form a group that shares the sequences of its micro-batches. Each rank
+//! has an early and a late part of every sequence. Attention goes through [`Ranks::attention`]; everything else is per
 //! token.
 //!
-//! Gradients of parameters are sums over tokens, of which each rank of a group has some: with `C` ranks a group, the
-//! tree of a step has `C` leaves for each micro-batch. Its shape depends on their number alone, and so do the bits: on
-//! `parallel.context`, and not on the number of groups.
+//! Gradients of parameters are sums over tokens, of which each rank of a group has some: with `C` ranks per group, the
+//! tree of a step has `C` leaves for each micro-batch. Its shape, and so the bits, depend only on the number of leaves:
+//! on `parallel.context`, not on the number of groups.
 
 use crate::{Error, Recipe, Result};
 use qkv::{Attention, Gradients, Inputs, Output, Tensor, Upstream};
@@ -12,7 +12,7 @@ use qkv_nn::ContextParallel;
 use qkv_ranks::{Ranks, Shards};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Refuses numbers of ranks that a recipe cannot be trained on.
+/// Rejects numbers of ranks on which a recipe cannot be trained.
 pub(super) fn check_size(recipe: &Recipe, ranks: &Ranks) -> Result<()> {
     let (size, leaves, context) = (ranks.size(), recipe.train.accumulate, recipe.parallel.context);
     if !size.is_multiple_of(context) {
@@ -31,8 +31,8 @@ pub(super) fn check_size(recipe: &Recipe, ranks: &Ranks) -> Result<()> {
     Ok(())
 }
 
-/// The same ranks in the order of the tree's leaves: the first of every group, then the second ones. Neighbours of the
-/// job are one group.
+/// The same ranks in the order of the tree's leaves: the first of every group, then the second of every group, and so
+/// on. Neighboring ranks of the job form a group.
 pub(super) fn ordered(ranks: &Ranks, context: usize) -> Result<Ranks> {
     let groups = ranks.size() / context;
     let order: Vec<usize> = (0..context).flat_map(|part| (0..groups).map(move |at| at * context + part)).collect();
@@ -46,7 +46,7 @@ pub(super) struct ContextGroup {
 }
 
 impl ContextGroup {
-    /// The group of this rank among [ordered](ordered()) ones; `None` where each rank has whole sequences.
+    /// This rank's group among [ordered](ordered()) ranks; `None` if each rank has whole sequences.
     pub fn of(ordered: &Ranks, context: usize) -> Result<Option<Arc<ContextGroup>>> {
         if context == 1 {
             return Ok(None);
@@ -56,16 +56,17 @@ impl ContextGroup {
         Ok(Some(Arc::new(ContextGroup { ranks: ordered.group(&own)?, failed: Mutex::default() })))
     }
 
-    /// Why a rank could not be reached, if one could not.
+    /// Fails if a rank could not be reached.
     ///
     /// # Errors
-    /// That reason.
+    /// The reason.
     pub fn check(&self) -> Result<()> {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed.clone().map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Keeps the reason, for who asks later: an operation of a tape knows nothing of ranks.
+    /// Keeps the reason of a failure for [`check`](ContextGroup::check), as operations of a tape know nothing about
+    /// ranks.
     fn keep<T>(&self, result: qkv_ranks::Result<T>) -> qkv::Result<T> {
         result.map_err(|error| match error {
             qkv_ranks::Error::Attention(error) => error,
@@ -119,10 +120,10 @@ impl ContextParallel<f32> for ContextGroup {
         let context = self.ranks.attention(attention, &shards, &shards).threads(threads);
         let shapes = [inputs.q.shape(), inputs.k.shape(), inputs.v.shape()];
         match self.keep(context.backward(inputs, out, upstream)) {
-            // Those of parameters are whole on every rank: the first one's count.
+            // Gradients of parameters are complete on every rank: only the first rank's count.
             Ok(found) if self.ranks.is_first() => Ok(found),
             Ok(Gradients { q, k, v, .. }) => Ok(Gradients::new(q, k, v)),
-            // The step ends when it is over, with the reason.
+            // The step goes on with zeros, and `check` reports the reason at its end.
             Err(_) if self.check().is_err() => {
                 let [q, k, v] = shapes.map(|shape| Tensor::from_fn(shape, |_| 0.0));
                 Ok(Gradients::new(q, k, v))

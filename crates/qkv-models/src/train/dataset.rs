@@ -59,7 +59,7 @@ impl TrainBatch {
     }
 }
 
-/// Conversations, tokenized by the model's template, with the tokens that it has to say.
+/// Conversations, tokenized with the model's template, and flags for the tokens of answers, which the model learns.
 pub(super) struct ChatData {
     train: Vec<(Vec<u32>, Vec<bool>)>,
     lengths: Vec<Lengths>,
@@ -96,7 +96,7 @@ impl ChatData {
         Ok(ChatData { train, lengths, dev, batching, pad: specials.pad, pack: recipe.train.pack })
     }
 
-    /// The batches of an epoch: by length, or, where they are packed, in any order up to the budget.
+    /// The batches of an epoch: by length, or, if packed, in random order up to the budget.
     fn epoch(&self, seed: u64, epoch: u64) -> Result<Vec<Vec<usize>>> {
         let batches = self.batching.epoch(&self.lengths, seed, epoch)?.batches;
         if !self.pack {
@@ -125,7 +125,8 @@ impl ChatData {
     }
 }
 
-/// A text for an encoder: each row of a batch starts anywhere in it, framed, and some of its tokens are masked.
+/// A text for an encoder: each row of a batch starts at a random position, is framed by special tokens, and has some
+/// tokens masked.
 pub(super) struct MaskedText {
     stream: TextStream,
     /// Special tokens around a row.
@@ -134,7 +135,7 @@ pub(super) struct MaskedText {
     vocabulary: usize,
 }
 
-/// Share of tokens that are predicted; of those, share that is masked and share that is replaced by another.
+/// Share of tokens that are predicted; of those, the shares that are masked and that are replaced by another token.
 const MASKED: f64 = 0.15;
 const HIDDEN: f64 = 0.8;
 const REPLACED: f64 = 0.1;
@@ -216,7 +217,7 @@ impl TokenizedTexts {
     }
 }
 
-/// A text; each row of a batch starts anywhere in it.
+/// A text; each row of a batch starts at a random position.
 pub(super) struct TextStream {
     train: Vec<u32>,
     /// Validation text.
@@ -229,13 +230,13 @@ pub(super) struct TextStream {
 
 /// Separates the data of synthetic tasks from other uses of the seed.
 const TASK: u64 = 0x7461_736b;
-/// Purposes of random draws: places in a text, packing, and masks.
+/// Purposes of random draws: positions in a text, packing, and masks.
 const PLACES: u32 = 5;
 const PACKS: u32 = 8;
 const DEV_MASKS: u32 = 9;
 
 impl Dataset {
-    /// Reads or generates the data, and trains or reads the tokenizer unless one is passed.
+    /// Reads or generates the data, and reads or trains the tokenizer unless one is passed.
     pub fn new(
         recipe: &Recipe,
         model: &Architecture,
@@ -404,7 +405,7 @@ impl Dataset {
         data.resize(vit)
     }
 
-    /// Leaves out pairs that are longer than the model takes.
+    /// Leaves out pairs or conversations longer than `most` tokens.
     pub fn limit(&mut self, most: usize) {
         if let Dataset::Pairs(PairData { batching, .. }) | Dataset::Chat(ChatData { batching, .. }) = self {
             batching.longest = batching.longest.min(most);
@@ -427,7 +428,7 @@ impl Dataset {
         }
     }
 
-    /// The batches of an epoch, each a list of examples or of places in the text: a function of seed and epoch.
+    /// The batches of an epoch, each a list of examples or of positions in the text: a function of seed and epoch.
     pub fn epoch(&self, seed: u64, epoch: u64) -> Result<Vec<Vec<usize>>> {
         match self {
             Dataset::Pairs(pairs) => Ok(pairs.batching.epoch(&pairs.lengths, seed, epoch)?.batches),
@@ -478,7 +479,7 @@ impl Dataset {
         }
     }
 
-    /// The validation pairs; other data has none.
+    /// The validation pairs; empty for other data.
     pub fn dev(&self) -> &[Pair] {
         match self {
             Dataset::Pairs(pairs) => &pairs.dev,

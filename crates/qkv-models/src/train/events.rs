@@ -1,8 +1,8 @@
-//! What a run reports while it trains.
+//! Events that a run reports while it trains.
 
 use serde::Serialize;
 
-/// The state of a run after a step. Losses and tokens are since the last line of progress.
+/// The state of a run after a step. Losses and tokens accumulate from the last line of progress.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Event {
     /// Steps taken.
@@ -25,7 +25,7 @@ pub struct Event {
     pub tokens: usize,
     /// Seconds of training since the last line, without validations and checkpoints.
     pub seconds: f64,
-    /// Target tokens a second, since the last line or since the run was resumed.
+    /// Target tokens per second, since the last line or since the run was resumed.
     #[serde(skip)]
     pub tokens_per_second: f64,
 }
@@ -48,7 +48,7 @@ pub enum Measured {
     Captions,
     /// Boxes in images.
     Boxes,
-    /// Alignments of sounds with letters.
+    /// The alignment of sounds with letters.
     Speech,
 }
 
@@ -66,7 +66,7 @@ pub struct Validation {
     /// Their chrF.
     pub chrf: f64,
     /// Percentage of exact matches; for classes and tags, the accuracy; for boxes, the average precision at an overlap
-    /// of 0.5; for voices, the weight of attention near the diagonal, in percent.
+    /// of 0.5; for voices, the percentage of attention near the diagonal.
     pub exact: f64,
     /// Macro F1 of classes, F1 of entities, word F1 of answers, edit similarity of descriptions, or average
     /// precision of boxes, in percent.
@@ -75,7 +75,7 @@ pub struct Validation {
     pub sentences: usize,
     /// Examples: source, translation, reference.
     pub samples: Vec<[String; 3]>,
-    /// What was measured.
+    /// What the validation measured.
     #[serde(skip)]
     pub measured: Measured,
 }
@@ -105,7 +105,7 @@ pub trait Watcher: Send {
     fn logged(&mut self, _event: &Event) {}
     /// Before a validation.
     fn validating(&mut self, _step: u64) {}
-    /// After a validation; `better` if it is the best so far.
+    /// After a validation; `better` means that it is the best so far.
     fn validated(&mut self, _validation: &Validation, _better: bool) {}
     /// After a checkpoint was written.
     fn saved(&mut self, _step: u64) {}

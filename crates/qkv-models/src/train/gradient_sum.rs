@@ -1,11 +1,11 @@
 //! The gradient of a step: the sum over its micro-batches in the order of a fixed binary tree ([`qkv_ranks::tree`]), on
-//! any number of ranks. Every micro-batch starts from zeros; a rank adds what it can of its own, and sends the rest
-//! while its last backward pass goes on.
+//! any number of ranks. Every micro-batch starts from zeros. A rank adds up those of its own that are neighbors in the
+//! tree, and sends the partial sums while its last backward pass is still running.
 //!
-//! Each [bucket](super::buckets) has an owner among the ranks: the others send it the roots of their subtrees, the
+//! Each [bucket](super::buckets) has an owner among the ranks: the others send it the roots of their subtrees, and the
 //! owner adds the upper levels of the tree and sends the sum to all. So a rank sends `(R·(P − 1) + P − 1) / P` times
 //! the gradient, where `R` is the number of its roots: one, if every rank has the same power of two of micro-batches.
-//! Where the optimizer's state is sharded, the sum stays with the owner, who sends weights instead.
+//! If the optimizer's state is sharded, the sum stays with the owner, which sends weights instead.
 
 use super::buckets::Buckets;
 use qkv_nn::{Gradients, Machine, Param, Parameters};
@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Tags of the roots and of the sums of a bucket, or of its weights in place of the sums.
+/// Message tags of a bucket: of its roots, and of its sums or the weights that replace them.
 const ROOTS: u32 = 0;
 pub(super) const SUMS: u32 = 1;
-/// The tag of an optimizer's state that is gathered or handed out.
+/// The tag of the optimizer's state when it is gathered or scattered.
 pub(super) const STATE: u32 = Ranks::FREE_TAGS;
 
 /// How the gradients of a model are summed over ranks. A step [begins](GradientSum::begin), takes the gradients of this
@@ -28,18 +28,18 @@ pub struct GradientSum {
     /// Micro-batches of a step.
     leaves: usize,
     buckets: Arc<Buckets>,
-    /// Whether every rank gets the sums, and not their owners alone.
+    /// Whether every rank gets the sums, not only their owners.
     spread: bool,
-    /// Gradients that are not in use.
+    /// Gradient buffers that are not in use.
     free: Vec<Gradients<f32>>,
 }
 
-/// The sum of one step while it grows.
+/// The partial sum of one step.
 pub struct StepSum {
     subtrees: tree::Subtrees<Gradients<f32>>,
     /// Parameters of each bucket whose gradients are not final yet.
     unfinished: Vec<usize>,
-    /// Messages that others send about their buckets, and that this rank sends.
+    /// Messages being received, by bucket and sender, and messages being sent.
     coming: BTreeMap<(usize, usize), Pending>,
     going: Vec<Pending>,
     /// The roots of this rank for its own buckets.
@@ -60,7 +60,7 @@ pub(super) fn bytes(numbers: &[f32]) -> Vec<u8> {
 }
 
 impl GradientSum {
-    /// For so many micro-batches a step, over all ranks.
+    /// For `leaves` micro-batches per step, over all ranks.
     pub fn new(parameters: &Parameters<f32>, leaves: usize, ranks: Ranks) -> GradientSum {
         let buckets = Arc::new(Buckets::new(parameters, ranks.size()));
         GradientSum::over(leaves, ranks, buckets, true)
@@ -75,7 +75,7 @@ impl GradientSum {
         tree::share(self.leaves, self.ranks.size(), self.ranks.rank())
     }
 
-    /// Gradients of zeros.
+    /// Zeroed gradients, in a free buffer if there is one.
     pub fn zeros(&mut self, parameters: &Parameters<f32>, machine: &Machine) -> Gradients<f32> {
         match self.free.pop() {
             Some(mut found) => {
@@ -86,15 +86,15 @@ impl GradientSum {
         }
     }
 
-    /// Gradients that are not needed any more.
+    /// Returns gradients that are no longer needed.
     pub fn give_back(&mut self, gradients: Gradients<f32>) {
         self.free.push(gradients);
     }
 
-    /// Starts a step: this rank is ready to receive.
+    /// Starts a step: posts this rank's receives.
     ///
     /// # Errors
-    /// Where a rank is gone.
+    /// If a rank is gone.
     pub fn begin(&self) -> Result<StepSum> {
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
         let mut coming = BTreeMap::new();
@@ -114,7 +114,7 @@ impl GradientSum {
         Ok(StepSum { subtrees, unfinished, coming, going: Vec::new(), own: BTreeMap::new(), failed: None })
     }
 
-    /// Adds the gradients of a micro-batch of this rank, which is not its last unless it is alone.
+    /// Adds the gradients of one of this rank's micro-batches: any but its last, unless there is only one rank.
     pub fn push(&mut self, step: &mut StepSum, leaf: usize, gradients: Gradients<f32>, machine: &Machine) {
         let free = &mut self.free;
         step.subtrees.push(leaf..leaf + 1, gradients, |mut left, right| {
@@ -124,7 +124,8 @@ impl GradientSum {
         });
     }
 
-    /// The gradients of some parameters of this rank's last micro-batch are final: buckets that are complete are sent.
+    /// Called when the gradients of some parameters of this rank's last micro-batch are final; sends the buckets that
+    /// are complete.
     pub fn finished(&self, step: &mut StepSum, leaf: usize, gradients: &Gradients<f32>, params: &[Param]) {
         for param in params {
             for at in self.buckets.of.get(param).cloned().unwrap_or_default() {
@@ -153,14 +154,14 @@ impl GradientSum {
         Ok(())
     }
 
-    /// The gradient of the step; of others' buckets it is arbitrary, unless sums are spread. `last` are the gradients
-    /// of this rank's last micro-batch, if there are other ranks; their memory then holds the sum.
+    /// The gradient of the step; in other ranks' buckets it is arbitrary unless sums are spread. If there are several
+    /// ranks, `last` are the gradients of this rank's last micro-batch, and their memory receives the sum.
     ///
     /// # Errors
-    /// Where a rank is gone.
+    /// If a rank is gone.
     ///
     /// # Panics
-    /// Where not every micro-batch of this rank was given.
+    /// If a micro-batch of this rank was not added.
     pub fn finish(&mut self, mut step: StepSum, last: Option<Gradients<f32>>) -> Result<Gradients<f32>> {
         if let Some(error) = step.failed {
             return Err(error);
@@ -215,7 +216,7 @@ mod tests {
         parameters
     }
 
-    /// The gradients of a micro-batch: numbers whose sum depends on the order.
+    /// The gradients of a micro-batch: numbers whose sum depends on the order of addition.
     fn leaf_gradients(parameters: &Parameters<f32>, leaf: usize, into: &mut Gradients<f32>) {
         for param in parameters.all() {
             let scale = [1.0, 1e4, 1e-3, 3.0][leaf % 4] * (leaf + 1) as f32;

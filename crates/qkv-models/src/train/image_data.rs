@@ -9,7 +9,7 @@ use crate::{Error, Recipe, Result, Vit};
 use rayon::prelude::*;
 use std::path::Path;
 
-/// Images of a batch, each with its class and, where images are mixed, with the class of the other, which has one minus
+/// Images of a batch, each with its class and, if images are mixed, the class of the other image, which has one minus
 /// the share.
 pub(super) struct ClassedImages {
     pub images: Vec<Image>,
@@ -72,7 +72,7 @@ impl ImageData {
         self.train.iter().chain(&self.dev).all(square).then_some(side)
     }
 
-    /// 3 where an image is in color, 1 otherwise.
+    /// 3 if any image is in color, 1 otherwise.
     pub fn channels(&self) -> usize {
         self.train.iter().map(Image::channels).max().unwrap_or(1)
     }
@@ -91,7 +91,8 @@ impl ImageData {
         order.chunks((self.tokens / self.each).max(1)).map(<[usize]>::to_vec).collect()
     }
 
-    /// Builds a batch of images, each moved, mirrored and partly erased at random, and mixed with another of the batch.
+    /// Builds a batch of images, each randomly shifted, mirrored, recolored and partly erased, and mixed with another
+    /// of the batch.
     pub fn batch(&self, entries: &[usize], mut augmentation: Augmentation) -> TrainBatch {
         let images = augmentation.each(entries, |how, at, draws| how.classed(&self.train[at], draws));
         let Augmentation { mut draws, mixup, .. } = augmentation;
@@ -99,7 +100,7 @@ impl ImageData {
         if mixup <= 0.0 || images.len() < 2 {
             return TrainBatch::Images(ClassedImages { images, others: classes.clone(), classes, share: 1.0 });
         }
-        // Each with the next one of the batch, which is in random order.
+        // Each is mixed with the next one of the batch, whose order is random.
         let share = beta(mixup, &mut draws);
         let next = |at: usize| (at + 1) % images.len();
         let mixed = (0..images.len()).into_par_iter().map(|at| images[at].mixed(&images[next(at)], share)).collect();

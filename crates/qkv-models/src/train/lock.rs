@@ -1,5 +1,5 @@
-//! The lock of a run's folder: one process trains in it at a time. It is a lock of the operating system on a file, so
-//! the lock of a process that died is free; the file names the holder for whoever is turned away.
+//! The lock of a run's folder: one process trains in it at a time. It is an operating system lock on a file, so the
+//! lock of a dead process is free; the file names the holder for the error message of others.
 
 use crate::{Error, Result};
 use std::fs::{File, OpenOptions, TryLockError};
@@ -19,7 +19,7 @@ impl RunLock {
     /// Locks a run's folder.
     ///
     /// # Errors
-    /// Where another process holds the lock: names its process id and host.
+    /// If another process holds the lock; names its process id and host.
     pub fn acquire(folder: &Path) -> Result<RunLock> {
         let path = folder.join(LOCK);
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);

@@ -1,7 +1,7 @@
-//! The optimizer's state over ranks (ZeRO-1; Rajbhandari et al. 2019, arXiv:1910.02054): each rank keeps the moments
-//! and the running average of its own [buckets](super::buckets), updates their weights and sends these to the others.
-//! Every element is computed as in one process, and the norm of the gradient is added in the same order, so the bits
-//! are the same.
+//! The optimizer's state sharded over ranks (ZeRO-1; Rajbhandari et al. 2019, arXiv:1910.02054): each rank keeps the
+//! moments and the running average of its own [buckets](super::buckets), updates their weights and sends these to the
+//! others. Every element is computed as in one process, and the norm of the gradient is summed in the same order, so
+//! the bits are the same.
 
 use super::buckets::Buckets;
 use super::gradient_sum::{STATE, SUMS, bytes, numbers, tag};
@@ -11,7 +11,7 @@ use qkv_ranks::Ranks;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What one rank keeps: each of these has the elements of its pieces, one piece after the other.
+/// The state that one rank keeps. Each list has the elements of the rank's pieces, one piece after the other.
 pub(super) struct OptimizerShard {
     ranks: Ranks,
     buckets: Arc<Buckets>,
@@ -22,7 +22,7 @@ pub(super) struct OptimizerShard {
 }
 
 impl OptimizerShard {
-    /// Zero moments, and the average of the weights as they are.
+    /// Zero moments, and an average equal to the current weights.
     pub fn new(ranks: Ranks, buckets: Arc<Buckets>, weights: &Parameters<f32>, average: bool) -> OptimizerShard {
         let own = ranks.rank();
         let average = average.then(|| flat(&buckets, own, |param| weights.get(param)));
@@ -30,8 +30,8 @@ impl OptimizerShard {
         OptimizerShard { first: zeros.clone(), second: zeros, average, ranks, buckets }
     }
 
-    /// One step along gradients whose own buckets are whole, as [`qkv_nn::AdamW::step_clipped`]. Returns the norm
-    /// before clipping; where it is not finite, nothing is changed.
+    /// One step, as [`qkv_nn::AdamW::step_clipped`], with gradients that are complete in this rank's buckets. Returns
+    /// the norm before clipping; if it is not finite, nothing changes.
     pub fn step(
         &mut self,
         train: &Training,
@@ -64,7 +64,7 @@ impl OptimizerShard {
         Ok(norm)
     }
 
-    /// The norm of all gradients: squares by their owners, added in the order of the parameters.
+    /// The norm of all gradients: the owners' block sums of squares, added in the order of the parameters.
     fn norm(&self, gradients: &Gradients<f32>, machine: &Machine) -> Result<f64> {
         let blocks = |range: &Range<usize>| range.len().div_ceil(Gradients::<f32>::BLOCK);
         let count = |owner| self.buckets.pieces_of(owner).map(|(_, range)| blocks(range)).sum::<usize>();
@@ -84,7 +84,7 @@ impl OptimizerShard {
         Ok(squares.iter().map(|(.., square)| square).sum::<f64>().sqrt())
     }
 
-    /// Sends the weights of the own buckets to all others, and gets theirs.
+    /// Sends the weights of this rank's buckets to all others and receives theirs.
     fn share_weights(&self, weights: &mut Parameters<f32>) -> Result<()> {
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
         let mut coming = Vec::new();
@@ -106,7 +106,7 @@ impl OptimizerShard {
         Ok(())
     }
 
-    /// The running average of all weights on the first rank, from everyone's part; `None` on the others.
+    /// The running average of all weights, gathered on the first rank; `None` on the others.
     pub fn gather_average(&self, weights: &Parameters<f32>) -> Result<Option<Parameters<f32>>> {
         let Some(average) = &self.average else { return Ok(None) };
         let mut whole = self.ranks.is_first().then(|| weights.clone());
@@ -116,7 +116,7 @@ impl OptimizerShard {
         Ok(whole)
     }
 
-    /// All moments on the first rank, from everyone's part; `None` on the others.
+    /// All moments, gathered on the first rank; `None` on the others.
     pub fn gather_moments(&self, weights: &Parameters<f32>, steps: u64) -> Result<Option<Moments<f32>>> {
         let mut whole = self.ranks.is_first().then(|| Moments::of(weights));
         for (own, second) in [(&self.first, false), (&self.second, true)] {
@@ -131,7 +131,7 @@ impl OptimizerShard {
         Ok(whole)
     }
 
-    /// Puts the elements of all ranks into their places on the first, one rank after the other.
+    /// Gathers the elements of all ranks on the first, one rank after the other.
     fn gather(&self, own: &[f32], mut put: impl FnMut(Param, Range<usize>, &[f32])) -> Result<()> {
         if !self.ranks.is_first() {
             self.ranks.send(0, STATE, bytes(own))?.wait()?;
@@ -152,7 +152,7 @@ impl OptimizerShard {
         Ok(())
     }
 
-    /// Gives every rank its part of the whole state, which the first rank has.
+    /// Sends every rank its part of the whole state, which the first rank has.
     pub fn scatter(&mut self, moments: &Moments<f32>, average: Option<&Parameters<f32>>) -> Result<()> {
         let OptimizerShard { ranks, buckets, first, second, average: own_average } = self;
         scatter(ranks, buckets, |param| &moments.first[param.index()], first)?;
@@ -164,7 +164,7 @@ impl OptimizerShard {
         }
     }
 
-    /// The own pieces of a parameter with their first and second moments and their average.
+    /// This rank's pieces with their first and second moments and their average.
     pub fn pieces(&self) -> impl Iterator<Item = OwnPiece<'_>> {
         let mut start = 0;
         self.buckets.pieces_of(self.ranks.rank()).map(move |(param, range)| {

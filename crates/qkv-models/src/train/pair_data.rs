@@ -1,4 +1,4 @@
-//! Pairs of texts, tokenized once; a batch may see them in other pieces, or with words hidden.
+//! Pairs of texts, tokenized once; a batch may have them in another segmentation, or with words hidden.
 
 use super::augmentation::Augmentation;
 use crate::batch::{Batch, SpecialTokens};
@@ -21,19 +21,19 @@ pub(super) struct PairData {
     pub dev: Vec<Pair>,
     pub batching: Batching,
     specials: SpecialTokens,
-    /// What stands for a hidden word.
+    /// The token that replaces a hidden word.
     unknown: u32,
-    /// The merges that a batch may leave out.
+    /// The merges that a batch may skip.
     merges: Option<Merges>,
     /// Whether both sides are one sequence.
     one: bool,
 }
 
 impl PairData {
-    /// Tokenizes pairs. `one` says that a model reads both sides as one sequence.
+    /// Tokenizes pairs. `one` means that the model reads both sides as one sequence.
     ///
     /// # Errors
-    /// Where merges are to be left out, and the tokenizer has none.
+    /// If merges are to be skipped and the tokenizer has none.
     pub fn new(recipe: &Recipe, tokenizer: &Tokenizer, train: &[Pair], dev: Vec<Pair>, one: bool) -> Result<Self> {
         let merges = if recipe.train.bpe_dropout > 0.0 { Merges::of(tokenizer) } else { None };
         if recipe.train.bpe_dropout > 0.0 && merges.is_none() {
@@ -57,7 +57,7 @@ impl PairData {
         let mut batch = Batch::new(pairs.iter().map(sides), self.specials);
         let hidden = |id: &mut u32| {
             let SpecialTokens { pad, bos, eos } = self.specials;
-            // A start, an end and padding are no words.
+            // Start, end and padding are not words.
             if ![pad, bos, eos].contains(id) && augmentation.draws.unit() < augmentation.words {
                 *id = self.unknown;
             }
@@ -68,7 +68,7 @@ impl PairData {
         batch
     }
 
-    /// A pair with merges left out; as it is where that would be too long.
+    /// A pair with merges skipped, or unchanged if that would be too long.
     fn cut_again(&self, at: usize, how: &Augmentation, draws: &mut Draws) -> PairTokens {
         let pair = &self.train[at];
         let Some(merges) = &self.merges else { return pair.clone() };
@@ -79,7 +79,7 @@ impl PairData {
     }
 }
 
-/// Both sides, as a batch takes them.
+/// Both sides, as slices for a batch.
 fn sides((source, target): &PairTokens) -> (&[u32], &[u32]) {
     (source, target)
 }

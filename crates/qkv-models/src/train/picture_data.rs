@@ -1,4 +1,4 @@
-//! The data of models that look at images: captions, questions with answers, and boxes, with images in the model's
+//! The data of models that look at images: captions, questions with answers, and boxes, with images at the model's
 //! size.
 
 use super::augmentation::{Augmentation, ClassedBoxes};
@@ -18,7 +18,7 @@ use crate::{Error, ImageEncoderConfig, Recipe, Result};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Questions about each scene of a synthetic task.
+/// Questions per scene of a synthetic task.
 const QUESTIONS: usize = 6;
 
 /// Training and validation data of a model that looks at images.
@@ -33,7 +33,7 @@ pub(super) struct BoxData {
     train: Vec<(Image, ClassedBoxes)>,
     pub dev: Vec<(Image, ClassedBoxes)>,
     pub names: Vec<String>,
-    /// Images of a batch.
+    /// Images per batch.
     each: usize,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct BoxData {
 pub(super) struct CaptionData {
     train: Pictures<1>,
     pub dev: Pictures<1>,
-    /// The tokens of each caption, by [`tokenize`](PictureData::tokenize).
+    /// The tokens of each caption, set by [`tokenize`](PictureData::tokenize).
     tokens: Vec<Vec<u32>>,
     lengths: Vec<Lengths>,
     batching: Batching,
@@ -58,7 +58,7 @@ pub(super) struct QuestionData {
     pad: u32,
 }
 
-/// Images and texts of a batch.
+/// A batch of images and texts.
 pub(super) enum PictureBatch {
     Captions(Vec<Image>, Vec<Vec<u32>>),
     Questions(ImageQuestions),
@@ -87,12 +87,12 @@ impl PictureData {
         matches!(data, Data::Captions { .. } | Data::Questions { .. } | Data::Shapes { .. })
     }
 
-    /// Whether a recipe's data is boxes, which need no tokenizer.
+    /// Whether a recipe's data has boxes, which need no tokenizer.
     pub fn is_of_boxes(data: &Data) -> bool {
         matches!(data, Data::Boxes { .. } | Data::Shapes { shapes: ShapesTask::Boxes, .. })
     }
 
-    /// Reads or draws the images of a recipe with boxes, in the size that `image` says.
+    /// Reads or draws a recipe's images with boxes, at the size set in `image`.
     pub fn read_boxes(recipe: &Recipe, image: &ImageEncoderConfig) -> Result<PictureData> {
         image.check()?;
         if image.fit != Fit::Stretch {
@@ -144,8 +144,8 @@ impl PictureData {
         }
     }
 
-    /// Reads or draws the images of a recipe, in the size that `image` says, and trains a tokenizer unless one is
-    /// passed.
+    /// Reads or draws a recipe's images, at the size set in `image`; `tokenizer` returns the tokenizer, which it may
+    /// train on the texts.
     pub fn read(
         recipe: &Recipe,
         image: &ImageEncoderConfig,
@@ -187,7 +187,7 @@ impl PictureData {
         Ok((PictureData::Captions(data), tokenizer))
     }
 
-    /// The answers of the training questions, in alphabetical order.
+    /// The distinct answers of the training questions, in alphabetical order.
     pub fn answers(&self) -> Vec<String> {
         match self {
             PictureData::Captions(_) | PictureData::Boxes(_) => Vec::new(),

@@ -1,4 +1,4 @@
-//! What a recipe asks for, before a step is taken: its data, tokenized, and its model.
+//! Data and model of a recipe before the first step: the data tokenized, the model built.
 
 use super::dataset::{ChatData, Dataset};
 use super::trained_model::TrainedModel;
@@ -23,7 +23,7 @@ impl std::fmt::Debug for Plan {
     }
 }
 
-/// Conversations, tokenized by the template of the model.
+/// Conversations, tokenized with the model's template.
 fn chat_data(recipe: &Recipe, start: &Start, tokenizer: Option<Tokenizer>) -> Result<(Dataset, Option<Tokenizer>)> {
     let (Some(config), Some(tokenizer)) = (&start.config, tokenizer) else {
         return Err(Error::invalid(format!("a {} generates no text", start.architecture.name())));
@@ -37,15 +37,15 @@ fn chat_data(recipe: &Recipe, start: &Start, tokenizer: Option<Tokenizer>) -> Re
 }
 
 impl Plan {
-    /// Reads the data and builds the model of a recipe, without a folder and without a step.
+    /// Reads the data and builds the model of a recipe, without creating a folder or training.
     ///
     /// # Errors
-    /// Where data or a model cannot be read, or they do not fit together.
+    /// If data or a model cannot be read, or they do not match.
     pub fn of(recipe: &Recipe) -> Result<Plan> {
         Plan::new(recipe, None)
     }
 
-    /// With the tokenizer of a run that is resumed.
+    /// With the tokenizer of the resumed run, if there is one.
     pub(super) fn new(recipe: &Recipe, tokenizer: Option<Tokenizer>) -> Result<Plan> {
         let mut start = recipe.model.pretrained().map(Start::open).transpose()?;
         let tokenizer = match (tokenizer, start.as_mut().and_then(|start| start.tokenizer.take())) {
@@ -102,7 +102,7 @@ impl Plan {
             }
         }
         tuning::apply(recipe, &mut model, provenance.as_ref())?;
-        // What was read is in its final form now.
+        // All data has its final form now: return the freed memory to the system.
         qkv_simd::free_memory::give_back();
         Ok(Plan { data, model, provenance })
     }

@@ -1,5 +1,5 @@
-//! What a run does between steps: validation, the best model, and checkpoints. The first rank writes; where the
-//! optimizer's state or checkpoints are divided, the others send or write their part.
+//! What a run does between steps: validation, saving the best model, and checkpoints. The first rank writes; if the
+//! optimizer's state or checkpoints are sharded, the others send or write their parts.
 
 use super::checkpoint::parts::{self, Piece};
 use super::checkpoint::{Progress, SavedCheckpoint, TrainState};
@@ -9,7 +9,7 @@ use qkv_nn::{Moments, Param};
 use std::ops::Range;
 
 impl Run {
-    /// Runs `body` on the model for inference: with averaged weights where the recipe asks for them.
+    /// Runs `body` on the model for inference: with averaged weights if the recipe asks for them.
     fn for_inference<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         self.swap_average();
         let result = body(self);
@@ -23,8 +23,8 @@ impl Run {
         }
     }
 
-    /// Validates on the dev set, and saves the model if it is the best so far. The first rank does; the others wait for
-    /// its result.
+    /// Validates on the dev set, and saves the model if it is the best so far. The first rank does this; the others
+    /// wait for its result.
     pub(super) fn validate(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         self.gather_average()?;
         if self.ranks.is_first() {
@@ -34,7 +34,7 @@ impl Run {
         together::share_progress(&mut self.progress, &self.ranks)
     }
 
-    /// Brings a sharded average to the first rank.
+    /// Gathers a sharded average on the first rank.
     fn gather_average(&mut self) -> Result<()> {
         if let Some(shard) = &self.shard {
             self.average = shard.gather_average(self.model.parameters())?;
@@ -76,7 +76,7 @@ impl Run {
         self.model.save(&self.folder, &base, merge)
     }
 
-    /// Writes a checkpoint, and removes those beyond the number to keep.
+    /// Writes a checkpoint, and removes old ones beyond the number to keep.
     pub(super) fn save(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         self.progress.metrics_bytes = self.files.as_mut().map_or(0, |files| files.metrics.bytes());
         match self.recipe.parallel.checkpoint {
@@ -101,7 +101,7 @@ impl Run {
         SavedCheckpoint::write(&folder, &progress, self.state(), keep)
     }
 
-    /// Each rank writes its own buckets, from its part of the state or from all of it.
+    /// Each rank writes its own buckets, from its part of the state or from the whole state.
     fn save_parts(&self) -> Result<()> {
         let weights = self.model.parameters();
         let piece = |param: Param, range: Range<usize>, [first, second]: [_; 2], average| {
@@ -122,7 +122,7 @@ impl Run {
         parts::write(&self.ranks, &self.folder, &progress, how, &pieces)
     }
 
-    /// Brings a sharded state to the first rank.
+    /// Gathers a sharded state on the first rank.
     fn gather_state(&mut self) -> Result<()> {
         let Some(shard) = &self.shard else { return Ok(()) };
         let weights = self.model.parameters();
@@ -132,7 +132,7 @@ impl Run {
         Ok(())
     }
 
-    /// Frees what was gathered of a sharded state.
+    /// Frees a gathered copy of a sharded state.
     pub(super) fn drop_gathered(&mut self) {
         if self.shard.is_some() {
             (self.moments, self.average) = (Moments::of(self.model.parameters()), None);
@@ -145,7 +145,7 @@ impl Run {
         TrainState { weights, average, moments: &mut self.moments, frozen: self.frozen.as_deref() }
     }
 
-    /// Writes the last checkpoint, and a model even where no validation was better than none.
+    /// Writes the last checkpoint, and the model too if no validation has saved one.
     pub(super) fn finish(&mut self, watcher: &mut dyn Watcher) -> Result<()> {
         if self.progress.best.is_none() {
             self.gather_average()?;

@@ -1,6 +1,6 @@
-//! A step that was submitted, and its loss and gradient norm, which a GPU may still be computing. They are read after
-//! the next step was submitted, so that the GPU does not wait for the host between steps; before a run logs, validates
-//! or saves, everything is read.
+//! A submitted step, whose loss and gradient norm a GPU may still be computing. They are read after the next step has
+//! been submitted, so that the GPU does not wait for the host between steps; before a run logs, validates or saves,
+//! everything is read.
 
 use super::{LossAverages, Run, events::Event, together};
 use crate::{Error, Result};
@@ -8,35 +8,35 @@ use qkv_nn::{Loss, Pending};
 use qkv_ranks::Ranks;
 use std::time::Instant;
 
-/// What is known of a step when all its work is submitted.
+/// A step whose work has all been submitted, with its pending results.
 #[derive(Debug)]
 pub(super) struct SubmittedStep {
     pub step: u64,
     pub epoch: u64,
     /// The number of its last batch in the epoch.
     pub batch: u64,
-    /// Losses and penalties of its own micro-batches.
+    /// Losses and penalties of this rank's micro-batches.
     pub losses: Vec<(Pending<Loss>, Pending<f64>)>,
-    /// Of the gradient, before clipping.
+    /// The norm of the gradient before clipping.
     pub norm: Pending<f64>,
 }
 
-/// How fast a run trains: the time since its last line of progress, pauses not counted.
+/// The speed of training: the time since the last line of progress, excluding pauses.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// When it began, later by the length of all pauses.
+    /// The start time, moved later by all pauses.
     since: Instant,
-    /// Tokens of the averages by then. A run that is resumed has some from before.
+    /// Tokens in the averages at the start: a resumed run has some from before.
     tokens: usize,
 }
 
 impl Pace {
-    /// Begins to measure.
+    /// Starts measuring.
     pub fn begin(averages: &LossAverages) -> Pace {
         Pace { since: Instant::now(), tokens: averages.tokens }
     }
 
-    /// Does something that is not training.
+    /// Does `work`, whose time does not count as training.
     pub fn pause<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         let done = work();
@@ -46,7 +46,7 @@ impl Pace {
 }
 
 impl Run {
-    /// Whether something follows step `step` that needs all results: a line of the log, a validation, a checkpoint.
+    /// Whether step `step` is followed by something that needs all results: a log line, a validation or a checkpoint.
     pub(super) fn pauses_after(&self, step: u64) -> bool {
         let train = &self.recipe.train;
         let every = [train.log.max(1), train.validate, train.save];

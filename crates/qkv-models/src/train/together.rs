@@ -1,5 +1,5 @@
-//! Ranks of one run. The first rank opens the run's folder; the others get from it what they need, and all of them
-//! check that they would compute the same: version, data and instruction set.
+//! The ranks of a run. The first rank opens the run's folder and sends the others what they need; all of them check
+//! that they would compute the same: version, data and instruction set.
 
 use super::checkpoint::Progress;
 use crate::files::input;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
-/// What the first rank tells the others before they start.
+/// The message from the first rank to the others before they start.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct RunHeader {
     pub folder: PathBuf,
@@ -23,7 +23,7 @@ pub(super) struct RunHeader {
 }
 
 impl RunHeader {
-    /// Passes it from the first rank to the others.
+    /// Broadcasts it from the first rank to the others.
     pub fn share(own: Option<RunHeader>, ranks: &Ranks) -> Result<RunHeader> {
         ranks.agree("versions of qkv", env!("CARGO_PKG_VERSION"))?;
         let bytes = own.map(|header| serde_json::to_vec(&header).expect("plain values")).unwrap_or_default();
@@ -32,7 +32,7 @@ impl RunHeader {
     }
 }
 
-/// Checks that all ranks read the same data and start from the same weights, and decides on the narrowest of their
+/// Checks that all ranks read the same data and start from the same weights, and selects the narrowest of their
 /// instruction sets.
 pub(super) fn agree(recipe: &Recipe, parameters: &Parameters<f32>, ranks: &Ranks) -> Result<()> {
     if ranks.size() == 1 {
@@ -47,7 +47,7 @@ pub(super) fn agree(recipe: &Recipe, parameters: &Parameters<f32>, ranks: &Ranks
     let mut digest = Sha256::new();
     parameters.all().for_each(|param| digest.update(bytemuck::cast_slice(parameters.get(param))));
     ranks.agree("weights to start from", &text(digest))?;
-    // Matrix products in f32 choose their instruction set by themselves.
+    // The f32 matrix products choose their instruction set themselves.
     ranks.agree("instruction sets of matrix products", products())?;
     let all = ranks.all_gather(Isa::available().last().map_or("portable", |isa| isa.name()).as_bytes())?;
     let forced = ranks.all_gather(std::env::var("QKV_ISA").unwrap_or_default().as_bytes())?;
@@ -64,7 +64,7 @@ pub(super) fn agree(recipe: &Recipe, parameters: &Parameters<f32>, ranks: &Ranks
 /// Instruction sets, narrowest first.
 const ORDER: [&str; 6] = ["portable", "neon", "avx2", "avx512", "avx512bf16", "amx"];
 
-/// The instruction set of the matrix products of the `gemm` crate.
+/// The instruction set that the `gemm` crate uses for matrix products.
 fn products() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
@@ -78,7 +78,7 @@ fn products() -> &'static str {
     std::env::consts::ARCH
 }
 
-/// The files that a recipe's data comes from.
+/// The files that contain a recipe's data.
 fn files(data: &Data) -> Vec<&Path> {
     match data {
         Data::Files { train, dev } => vec![train, dev],
@@ -97,14 +97,14 @@ fn files(data: &Data) -> Vec<&Path> {
     }
 }
 
-/// Gives every rank the weights of the first.
+/// Broadcasts the first rank's weights.
 pub(super) fn share_weights(weights: &mut Parameters<f32>, ranks: &Ranks) -> Result<()> {
-    // What is frozen is as it was at the start.
+    // Frozen parameters still have their initial values.
     let trained: Vec<_> = weights.trained().collect();
     trained.into_iter().try_for_each(|param| share(weights.get_mut(param), ranks))
 }
 
-/// Gives every rank the moments of the first.
+/// Broadcasts the first rank's moments.
 pub(super) fn share_moments(moments: &mut Moments<f32>, steps: u64, ranks: &Ranks) -> Result<()> {
     moments.steps = steps;
     let mut all = moments.first.iter_mut().chain(&mut moments.second);
@@ -121,7 +121,7 @@ fn share(values: &mut [f32], ranks: &Ranks) -> Result<()> {
     Ok(())
 }
 
-/// Gives every rank the progress of the first.
+/// Broadcasts the first rank's progress.
 pub(super) fn share_progress(progress: &mut Progress, ranks: &Ranks) -> Result<()> {
     let own = serde_json::to_vec(&*progress).expect("plain values");
     let found = ranks.broadcast(0, own)?;
@@ -134,7 +134,7 @@ pub(super) fn any(own: bool, ranks: &Ranks) -> Result<bool> {
     Ok(ranks.all_gather_sized(&[u8::from(own)], &vec![1; ranks.size()])?.iter().any(|flag| flag[0] != 0))
 }
 
-/// The loss and the penalty of every micro-batch, from the ranks that computed them, added in their order.
+/// Gathers the loss and the penalty of every micro-batch from all ranks and adds them in the ranks' order.
 pub(super) fn sum_losses(own: &[(Loss, f64)], ranks: &Ranks) -> Result<(Loss, f64)> {
     let number = |(loss, penalty): &(Loss, f64)| {
         [loss.smoothed, loss.nll, loss.rows as f64, loss.right as f64, *penalty].map(f64::to_le_bytes).concat()

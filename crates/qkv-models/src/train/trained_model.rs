@@ -1,4 +1,4 @@
-//! The model of a run: one that generates text, an encoder, a HAN or a vision model.
+//! The model that a run trains, of any kind: how it is made, its loss, and how it is saved.
 
 use super::dataset::{Dataset, TrainBatch};
 use super::picture_data::PictureBatch;
@@ -39,7 +39,7 @@ pub(super) enum TrainedModel {
 }
 
 impl TrainedModel {
-    /// A new model with parameters drawn from the recipe's seed, or with those of `start`, and where they come from.
+    /// A new model with parameters initialized from the recipe's seed, or with those of `start` and their provenance.
     pub fn new(
         recipe: &Recipe,
         model: &Architecture,
@@ -62,7 +62,7 @@ impl TrainedModel {
         match (model, data.source()) {
             (Architecture::Encoder(config), Some(source)) => {
                 let (head, labels) = (source.head(), source.labels());
-                // Only classification reads the first row. BERT's class for it always has a pooler.
+                // Only classification uses a pooler. BERT's class for it always has one.
                 let pooler = match recipe.model.pretrained() {
                     Some(from) => from.pooler.unwrap_or(config.pooler || crate::layout::bert::fits(config)),
                     None => config.pooler,
@@ -145,7 +145,7 @@ impl TrainedModel {
         }
     }
 
-    /// A model that looks at images and reads or writes text; `answers` are those of the training questions.
+    /// A model that looks at images and reads or writes text; `answers` are the training questions' answers.
     fn of_pictures(
         recipe: &Recipe,
         model: &Architecture,
@@ -264,7 +264,7 @@ impl TrainedModel {
         }
     }
 
-    /// Its tokenizer, unless it reads images.
+    /// Its tokenizer, if it reads or writes text.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             TrainedModel::Text(translator) => Some(&translator.tokenizer),
@@ -317,7 +317,7 @@ impl TrainedModel {
         }
     }
 
-    /// How its tensors are called in files.
+    /// The names of its tensors in files.
     pub fn layout(&self) -> Layout {
         match self {
             TrainedModel::Text(Translator { model, parameters, .. })
@@ -335,7 +335,7 @@ impl TrainedModel {
         }
     }
 
-    /// Writes the model's folder: all of it, or adapters that belong to the model in `base`, unless they are merged.
+    /// Writes the model's folder: the whole model, or only its adapters to the model in `base`, unless they are merged.
     pub fn save(&mut self, folder: &Path, base: &Path, merge: bool) -> Result<()> {
         if self.parameters().adapted().is_empty() {
             return self.save_whole(folder);

@@ -1,5 +1,5 @@
-//! What of a model is trained: all of it, the last layers, what is not frozen, or low-rank adapters; and how fast each
-//! layer learns.
+//! Which parameters of a model are trained: all, the last layers, those that are not frozen, or low-rank adapters; and
+//! the learning rate of each layer.
 
 use super::trained_model::TrainedModel;
 use crate::layout::Layout;
@@ -11,10 +11,10 @@ use qkv_simd::panels::PackedMatrix;
 use qkv_simd::quantized::QuantizedMatrix;
 use std::collections::{HashMap, HashSet};
 
-/// Applies the recipe's `[lora]` and the settings of `[train]` that freeze parameters or slow them down.
+/// Applies the recipe's `[lora]` and the settings of `[train]` that freeze parameters or lower their learning rates.
 ///
 /// # Errors
-/// Where a pattern matches nothing, or nothing is left to train.
+/// If a pattern matches nothing, or nothing is left to train.
 pub(super) fn apply(recipe: &Recipe, model: &mut TrainedModel, provenance: Option<&Provenance>) -> Result<()> {
     let names = Names::new(&model.layout(), provenance);
     let parameters = model.parameters_mut();
@@ -49,10 +49,10 @@ pub(super) fn apply(recipe: &Recipe, model: &mut TrainedModel, provenance: Optio
     Ok(())
 }
 
-/// Our names of parameters, and those that they have in files.
+/// qkv's names of parameters and their names in files.
 struct Names {
     in_file: HashMap<String, String>,
-    /// Parameters of tensors that the file does not have.
+    /// Parameters of tensors that the file lacks.
     added: HashSet<String>,
 }
 
@@ -71,7 +71,7 @@ impl Names {
         self.added.contains(name)
     }
 
-    /// Whether a pattern means a matrix: by the end of its name, ours or the file's, or with `*`.
+    /// Whether a pattern matches a matrix: the end of its name, qkv's or the file's, or all of it with `*`.
     fn matches(&self, pattern: &str, name: &str) -> bool {
         let names = [Some(name), self.in_file.get(name).map(String::as_str)];
         names.into_iter().flatten().any(|name| {
@@ -83,14 +83,14 @@ impl Names {
         })
     }
 
-    /// Whether a pattern of `freeze` means a parameter. `embeddings` are those of tokens, positions and segments, with
-    /// their norm.
+    /// Whether a pattern of `freeze` matches a parameter. `embeddings` are those of tokens, positions, segments and
+    /// patches, with their norm.
     fn freezes(&self, pattern: &str, name: &str) -> bool {
         pattern == "embeddings" && is_embedding(name) || self.matches(pattern, name)
     }
 }
 
-/// Starts of the names of embeddings: of tokens, positions, segments and patches, with their norm.
+/// Prefixes of the names of embeddings: of tokens, positions, segments and patches, with their norm.
 const EMBEDDINGS: [&str; 9] = [
     "tokens.",
     "segments.",
@@ -118,13 +118,13 @@ fn wild(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// The depth of each parameter: 0 for embeddings, then the layers, and after them head and final norm.
+/// The depth of each parameter: 0 for embeddings, then the layers, then the head and the final norm.
 struct Depths {
     layers: usize,
     encoder_layers: usize,
 }
 
-/// Stack and number of the layer of a parameter.
+/// The layer of a parameter: whether it is in the decoder, and its number.
 fn layer(name: &str) -> Option<(bool, usize)> {
     let (stack, rest) = match name.split_once("layers.")? {
         ("", rest) => (false, rest),
@@ -155,7 +155,7 @@ impl Depths {
     }
 }
 
-/// Whether a parameter is a matrix of a layer that is multiplied with rows: those can have adapters.
+/// Whether a parameter is a projection matrix of a layer: these can have adapters.
 fn is_projection(parameters: &Parameters<f32>, param: Param) -> bool {
     let name = parameters.name(param);
     let part = name.strip_suffix(".weight").and_then(|name| name.rsplit('.').next()).unwrap_or("");
@@ -163,7 +163,7 @@ fn is_projection(parameters: &Parameters<f32>, param: Param) -> bool {
     known && layer(name).is_some() && parameters.shape(param).len() == 2
 }
 
-/// Freezes the model but for added tensors, and adds adapters to the matrices that the recipe names.
+/// Freezes all but added tensors, and adds adapters to the matrices that the recipe names.
 fn adapt(lora: &Lora, parameters: &mut Parameters<f32>, names: &Names, seed: u64) -> Result<()> {
     let projections: Vec<Param> = parameters.all().filter(|&param| is_projection(parameters, param)).collect();
     let all = lora.targets.iter().any(|target| target == "all-linear");
@@ -210,13 +210,13 @@ fn adapt(lora: &Lora, parameters: &mut Parameters<f32>, names: &Names, seed: u64
             }
             _ => {}
         }
-        // Without `bits`, what the file has in fewer than 32 stays as it is.
+        // Without `bits`, matrices that the file stores in fewer than 32 bits stay as they are.
         parameters.keep_stored(param);
     }
     Ok(())
 }
 
-/// Rounds a matrix to blocks of so many bits.
+/// Quantizes a matrix to blocks of `bits` bits.
 fn quantize(parameters: &mut Parameters<f32>, param: Param, bits: u32) -> Result<()> {
     let (width, values) = (parameters.shape(param)[1], parameters.get(param));
     let rounded = match bits {

@@ -25,7 +25,7 @@ use crate::voice::SpokenText;
 use crate::{Describer, Detector, Encoder, Error, Generator, Model, Recipe, Result, Speaker};
 use qkv_nn::{Loss, Machine, Parameters, Pool, Tape};
 
-/// Examples that are reported.
+/// Number of examples that are reported.
 const SAMPLES: usize = 3;
 
 pub(super) fn validate(
@@ -96,7 +96,7 @@ pub(super) fn validate(
     let count = recipe.train.validate_sentences.min(dev.len());
     let sources: Vec<&str> = dev[..count].iter().map(|pair| pair.source.as_str()).collect();
     let references: Vec<&str> = dev[..count].iter().map(|pair| pair.target.as_str()).collect();
-    // Greedy search is fast, and ranks checkpoints as a beam would.
+    // Greedy search is fast and ranks checkpoints as a beam search would.
     let search = Search { beam: 1, sample: None, ..recipe.search.clone() };
     let found = translator.translate(&sources, &search, machine)?;
     let outputs: Vec<&str> = found.iter().map(|found| found.first().map_or("", |best| best.text.as_str())).collect();
@@ -114,7 +114,7 @@ pub(super) fn validate(
     Ok(Validation { step, loss: nll, perplexity, bleu, chrf, exact, f1, sentences, samples, measured })
 }
 
-/// Average precision of the boxes found in images. The loss that is reported is what is missing of it.
+/// Average precision of the boxes found in images. The reported loss is 1 minus the average precision.
 fn of_boxes(detector: &Detector, dev: &[(Image, ClassedBoxes)], machine: &Machine, step: u64) -> Result<Validation> {
     let images: Vec<Image> = dev.iter().map(|(image, _)| image.clone()).collect();
     let found = detector.detect(&images, 0.0, machine)?;
@@ -128,7 +128,7 @@ fn of_boxes(detector: &Detector, dev: &[(Image, ClassedBoxes)], machine: &Machin
     Ok(Validation { step, loss, perplexity, exact: at_half, f1: mean, sentences, measured, ..Validation::default() })
 }
 
-/// The loss of recordings, and how much of the attention to their letters lies near the diagonal.
+/// The loss of recordings, and the share of attention to their letters that lies near the diagonal.
 fn of_speech(
     voice: &Speaker,
     dev: &[SpokenText],
@@ -150,8 +150,8 @@ fn of_speech(
     Ok(Validation { step, loss, perplexity, exact, sentences, measured, ..Validation::default() })
 }
 
-/// Loss and metrics of descriptions: of all captions, and of the images that are described. An image with several
-/// captions is compared with all of them.
+/// The loss of all captions, and metrics of the images that are described. An image with several captions is compared
+/// with all of them.
 fn of_captions(
     describer: &Describer,
     dev: &Pictures<1>,
@@ -207,7 +207,7 @@ fn of_text(
     let mut loss = Loss::default();
     let rows: Vec<&[u32]> =
         (0..(text.dev.len() - 1) / text.block).map(|row| &text.dev[row * text.block..][..text.block + 1]).collect();
-    // No more at once than a step takes: validation needs no more memory.
+    // No more rows at once than in a training step, so that validation needs no more memory.
     for rows in rows.chunks((TOKENS / text.block).clamp(1, text.rows.max(1))) {
         let mut tape = Tape::inference(parameters, pool, machine);
         loss += model.loss(&mut tape, &Batch::of_text(rows.iter().copied()), 0.0, 1.0)?.read();
@@ -216,8 +216,8 @@ fn of_text(
     Ok(Validation { step, loss: nll, perplexity: perplexity(nll), ..Validation::default() })
 }
 
-/// Accuracy, F1 and loss of predicted classes. A class that the model does not know counts as wrong, and not in the
-/// loss.
+/// Accuracy, F1 and loss of predicted classes. A class that the model does not know counts as wrong and is left out of
+/// the loss.
 fn of_classes(found: &[Vec<f32>], there: &[&str], names: &[String], step: u64) -> Validation {
     let said: Vec<&str> = found.iter().map(|row| names[highest(row)].as_str()).collect();
     let right = said.iter().zip(there).filter(|(said, there)| said == there).count();
@@ -289,7 +289,7 @@ fn loss_of(encoder: &Encoder, examples: &[Example], machine: &Machine, pool: &Po
 /// Texts per batch.
 const TOGETHER: usize = 16;
 
-/// Macro F1: the mean over the classes.
+/// Macro F1: the mean over the classes in the references.
 fn mean_f1(said: &[&str], there: &[&str]) -> f64 {
     let names: std::collections::BTreeSet<&str> = there.iter().copied().collect();
     let of = |name: &str| {

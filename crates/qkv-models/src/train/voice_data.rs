@@ -1,5 +1,4 @@
-//! The data of voices: recordings with what is said in them, from lists of `recording ⇥ text` or sung by the program
-//! itself, as spectrograms.
+//! The data of voices: spectrograms of recordings with their texts, from lists of `recording ⇥ text` or synthesized.
 
 use crate::audio::vocoder::{HOP, spoken_range, trimmed};
 use crate::audio::{Recording, SAMPLE_RATE, Vocoder};
@@ -26,7 +25,7 @@ pub(super) struct VoiceData {
     frames: usize,
 }
 
-/// A text, the spectrogram of its recording, and the letter of each frame as a fraction of the text, where it is known.
+/// A text, the spectrogram of its recording, and the position in the text of each frame, as a fraction, if it is known.
 type Said = (String, Vec<f32>, Vec<f32>);
 
 impl VoiceData {
@@ -35,7 +34,7 @@ impl VoiceData {
         matches!(data, Data::Spoken { .. } | Data::Tones { .. })
     }
 
-    /// Reads or makes the recordings of a recipe, and trains a tokenizer unless one is passed.
+    /// Reads or synthesizes a recipe's recordings; `tokenizer` returns the tokenizer, which it may train on the texts.
     pub fn read(
         recipe: &Recipe,
         config: &VoiceConfig,
@@ -64,7 +63,7 @@ impl VoiceData {
         let spoken = |said: Vec<Said>| -> Vec<SpokenText> {
             let one = |(text, frames, mut places): Said| {
                 let mut letters = tokenizer.encode(&text);
-                // The end token is one more letter.
+                // The end token counts as one more letter.
                 let share = letters.len() as f32 / (letters.len() + 1) as f32;
                 places.iter_mut().for_each(|place| *place *= share);
                 letters.push(eos);
@@ -78,12 +77,12 @@ impl VoiceData {
         Ok((VoiceData { train, dev, lengths: Vec::new(), batching, frames }, tokenizer))
     }
 
-    /// Counts letters and steps for a voice, and leaves out of the dev set what it cannot say.
+    /// Counts letters and steps for a voice, and removes from the dev set what is too long for it.
     pub fn measure(&mut self, voice: &Speaker) -> Result<()> {
         let VoiceConfig { max_letters, max_steps, .. } = voice.config;
         let lengths = |one: &SpokenText| {
             let (source, target) = (one.letters.len(), voice.steps(one.count));
-            // What is too long for the model is as long as nothing that is learned from.
+            // The length of what is too long for the model excludes it from training.
             let fits = source <= max_letters + 1 && target <= max_steps;
             if fits { Lengths { source, target } } else { Lengths { source: usize::MAX, target: usize::MAX } }
         };
@@ -117,12 +116,12 @@ impl VoiceData {
     }
 }
 
-/// The recordings of a list and their texts, read by all threads. Paths are counted from the list's folder.
+/// The recordings of a list and their texts, read in parallel. Paths are relative to the list's folder.
 fn listed(path: &Path, vocoder: &Vocoder) -> Result<Vec<Said>> {
     let text = packed::text(path)?;
     let lines: Vec<(usize, &str)> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
     let read = |&(at, line): &(usize, &str)| recorded(path, at + 1, line, vocoder);
-    // Of several errors, that of the first line.
+    // If several lines fail, the first one's error is reported.
     let found: Vec<Result<Said>> = lines.par_iter().map(read).collect();
     let found = found.into_iter().collect::<Result<Vec<Said>>>()?;
     if found.is_empty() {
@@ -131,8 +130,8 @@ fn listed(path: &Path, vocoder: &Vocoder) -> Result<Vec<Said>> {
     Ok(found)
 }
 
-/// The letter of each frame, as a fraction of so many letters: between the times at which a letter begins and the next
-/// does. `start` is the sample of the first frame.
+/// The position of each frame in the text, as a fraction, interpolated between the times at which letters begin.
+/// `start` is the sample of the first frame.
 fn places(begins: &[f64], end: f64, start: usize, frames: usize) -> Vec<f32> {
     let letter = |frame: usize| {
         let time = (start + frame * HOP) as f64 / SAMPLE_RATE as f64;
@@ -161,7 +160,7 @@ fn begins(column: &str, letters: usize) -> std::result::Result<Vec<f64>, String>
     Ok(found)
 }
 
-/// The text of a line of a list, the spectrogram of its recording and the places of its letters.
+/// The text of a list's line, the spectrogram of its recording and the positions of its frames in the text.
 fn recorded(path: &Path, number: usize, line: &str, vocoder: &Vocoder) -> Result<Said> {
     let wrong = |what: String| Error::line(path, number, what);
     let Some((name, said)) = line.split_once('\t') else {
@@ -237,7 +236,7 @@ mod tests {
         sound.extend((0..8000).map(|at| 0.3 * (at as f32 * 0.3).sin()));
         std::fs::write(folder.path().join("a.wav"), wav::to_bytes(&sound, 16_000)).unwrap();
         let (path, vocoder) = (folder.path().join("list.tsv"), Vocoder::new(80));
-        // The first letter sounds for 0.1 s of the half second behind the silence, the second for the rest.
+        // The first letter sounds for 0.1 s of the half second after the silence, the second for the rest.
         std::fs::write(&path, "a.wav\tAb\t1.0 1.1\n").unwrap();
         let (_, frames, places) = &listed(&path, &vocoder).unwrap()[0];
         assert_eq!(places.len(), frames.len() / 80);

@@ -1,4 +1,4 @@
-//! A vision model with its parameters: its folder in the layout of `ViTForImageClassification`, and classification.
+//! A vision model with its parameters: its folder, in the layout of `ViTForImageClassification`, and classification.
 
 use super::{VitConfig, VitNetwork};
 use crate::checkpoint::Blank;
@@ -44,7 +44,7 @@ pub struct ObservedImage {
     pub attentions: Vec<ObservedAttention>,
 }
 
-/// Configuration and weights of a folder, and the model with parameters of zero.
+/// Configuration and weights of a folder, and the model with all parameters zero.
 fn found(folder: &Path) -> Result<(VitConfig, Weights, Result<Blank<VitNetwork>>)> {
     let (path, preprocessor) = (folder.join(CONFIG), folder.join(PREPROCESSOR_CONFIG));
     let prepared = read_json_if_present::<Value>(&preprocessor)?.unwrap_or_default();
@@ -81,7 +81,7 @@ impl Vit {
     /// Reads a folder in the Hugging Face layout.
     ///
     /// # Errors
-    /// Names the file, and the field or tensor that is wrong.
+    /// Names the file and the wrong field or tensor.
     pub fn open(folder: impl AsRef<Path>) -> Result<Vit> {
         let (config, weights, built) = found(folder.as_ref())?;
         let (model, mut parameters, layout) = built?;
@@ -89,7 +89,7 @@ impl Vit {
         Ok(Vit { config, parameters, model })
     }
 
-    /// A new model with parameters drawn from the seed. Mean and deviation of channels default to 0.5.
+    /// A new model with parameters initialized from the seed. Mean and deviation of channels default to 0.5.
     ///
     /// ```
     /// use qkv_models::image::Image;
@@ -104,7 +104,7 @@ impl Vit {
     /// ```
     ///
     /// # Errors
-    /// Where sizes do not fit together.
+    /// If sizes are inconsistent.
     pub fn new(config: &VitConfig, seed: u64) -> Result<Vit> {
         let mut config = config.clone();
         for numbers in [&mut config.mean, &mut config.deviation] {
@@ -117,7 +117,7 @@ impl Vit {
         Ok(Vit { config, parameters, model })
     }
 
-    /// A model for other classes on the layers of a trained one.
+    /// A model with the layers of a trained one, for the classes of `config`.
     pub(crate) fn from_start(config: &VitConfig, start: &Start, seed: u64) -> Result<(Vit, Provenance)> {
         let mut vit = Vit::new(config, seed)?;
         let same_head = matches!(&start.architecture, Architecture::Vit(from) if from.labels == config.labels);
@@ -129,7 +129,7 @@ impl Vit {
     /// Writes a folder that `transformers` reads.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// I/O errors.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
@@ -140,16 +140,16 @@ impl Vit {
         Ok(())
     }
 
-    /// An image in the size and channels of the model.
+    /// An image with the size and channels of the model.
     ///
     /// # Errors
-    /// Where the model's images are larger than any that are read.
+    /// If the model's image size is too large.
     pub fn prepared(&self, image: &Image) -> Result<Image> {
         image.resized_in(self.config.channels, self.config.image_size, self.config.image_size)
     }
 
-    /// [Prepared](Vit::prepared) images as the model takes them: patches `[B, P, patch]`, whose values are channel by
-    /// channel, row by row; with a stem, pixels `[B, H, W, C]`.
+    /// [Prepared](Vit::prepared) images as the model's input: patches `[B, P, patch]`, with values channel by channel,
+    /// row by row; with a stem, pixels `[B, H, W, C]`.
     fn inputs(&self, images: &[Image]) -> Tensor<f32> {
         let VitConfig { image_size, patch_size, channels, .. } = self.config;
         let grid = self.config.grid();
@@ -184,8 +184,8 @@ impl Vit {
         }
     }
 
-    /// The loss of prepared images with classes, one or several for each with their shares; each gradient is multiplied
-    /// by `scale`.
+    /// The loss of prepared images with one class each, or several with their shares; each gradient is multiplied by
+    /// `scale`.
     pub(crate) fn loss(
         &self,
         tape: &mut Tape<'_, f32>,
@@ -199,7 +199,7 @@ impl Vit {
         let mut entropy = |ids: &[u32], scale: f64| {
             tape.cross_entropy(&x, head.weight, head.bias, Target { ids, ignore: None, smoothing, scale })
         };
-        // Where no images are mixed, nobody waits for the loss.
+        // Images that are not mixed have a single class.
         if let Some((ids, _)) = classes.iter().find(|(_, share)| *share == 1.0) {
             return Ok(entropy(ids, scale));
         }
@@ -210,7 +210,7 @@ impl Vit {
     /// The probabilities of all classes, for each image, in the order of [`labels`](VitConfig::labels).
     ///
     /// # Errors
-    /// Where the model computes NaN.
+    /// If the model computes NaN.
     pub fn classify(&self, images: &[Image], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         let images = images.iter().map(|image| self.prepared(image)).collect::<Result<Vec<_>>>()?;
         let tokens = self.config.grid() * self.config.grid() + 1;
@@ -230,7 +230,7 @@ impl Vit {
     /// Runs the model over an image and captures its attentions.
     ///
     /// # Errors
-    /// What `qkv` refuses.
+    /// Errors from `qkv`.
     pub fn observe(&self, image: &Image, machine: &Machine) -> Result<ObservedImage> {
         let image = self.prepared(image)?;
         let pool = Pool::new();

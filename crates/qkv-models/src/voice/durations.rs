@@ -1,18 +1,18 @@
-//! How long each letter sounds. A voice that knows it needs no ear to find its way: every step is told which letter it
-//! is at and how far through it, as a position that the letters carry too, so that attention finds the letter by its
-//! place (as Ping et al. 2018, arXiv:1710.07654, whose positions go at a rate instead of by letter). Durations are
-//! learned from the letters' times, as in FastSpeech (Ren et al. 2019, arXiv:1905.09263).
+//! How long each letter sounds. A voice that knows this need not hear itself to keep track: every step is given its
+//! letter and how far through it the step is, as a position that the letters have too, so that attention finds the
+//! letter by its position (similar to Ping et al. 2018, arXiv:1710.07654, whose positions advance at a rate instead of
+//! by letter). Durations are learned from the letters' times, as in FastSpeech (Ren et al. 2019, arXiv:1905.09263).
 
 use super::{KERNEL, masked};
 use crate::batch::IGNORE;
 use qkv_nn::layers::{Builder, Conv1d, Linear, ScaledPositions};
 use qkv_nn::{Activation, PendingLoss, Tape, Target, Var, Windows};
 
-/// The longest letter, in frames.
+/// The longest duration of a letter, in frames.
 const LONGEST: usize = 63;
-/// Places that are told apart within a letter.
+/// Places distinguished within a letter.
 const PARTS: usize = 8;
-/// Weight of the durations in the loss, of a letter against a frame.
+/// Weight in the loss of a letter's duration relative to a frame.
 const WEIGHT: f64 = 0.3;
 
 /// Handles to the parameters of durations: a convolution over letters, a class for each number of frames, and places.
@@ -36,14 +36,14 @@ impl Durations {
         }
     }
 
-    /// Encoded letters `[B, M, C]` with their places: the middle of each.
+    /// Adds places to encoded letters `[B, M, C]`: the middle of each letter.
     pub fn placed(&self, tape: &mut Tape<'_, f32>, memory: &Var<f32>) -> Var<f32> {
         let &[batch, letters, _] = memory.shape() else { unreachable!("an encoder keeps the axes") };
         let places: Vec<f32> = (0..batch).flat_map(|_| (0..letters).map(|letter| letter as f32 + 0.5)).collect();
         self.places.add_at(tape, memory, &places)
     }
 
-    /// Steps `x [B, N, C]` with their places, `[B, N]`.
+    /// Adds places, `[B, N]`, to steps `x [B, N, C]`.
     pub fn place(&self, tape: &mut Tape<'_, f32>, x: &Var<f32>, places: &[f32]) -> Var<f32> {
         self.places.add_at(tape, x, places)
     }
@@ -54,7 +54,7 @@ impl Durations {
         tape.dropout(x, self.dropout)
     }
 
-    /// Their loss, and its weight: `sounding` are the frames of each letter of each text, `[B, ≤ M]`.
+    /// The loss of durations, and its weight; `sounding` has the frames of each letter of each text, `[B, ≤ M]`.
     pub fn loss(
         &self,
         tape: &mut Tape<'_, f32>,
@@ -73,7 +73,7 @@ impl Durations {
         (WEIGHT, tape.cross_entropy(&hidden, self.classes.weight, self.classes.bias, target))
     }
 
-    /// Frames of each letter of one text: the mean of what is expected, and none where none is the most probable half.
+    /// Predicted frames of each letter of one text: expected durations, rounded without accumulating errors.
     pub fn predict(&self, tape: &mut Tape<'_, f32>, memory: &Var<f32>) -> Vec<usize> {
         let hidden = self.hidden(tape, memory, None);
         let scores = self.classes.forward(tape, &hidden);
@@ -88,7 +88,7 @@ impl Durations {
     }
 }
 
-/// The mean class, or 0 where that has half of the probability.
+/// The mean class, or 0 if class 0 has at least half of the probability.
 fn expected(scores: &[f32]) -> f64 {
     let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> = scores.iter().map(|score| f64::from(score - most).exp()).collect();
@@ -99,18 +99,19 @@ fn expected(scores: &[f32]) -> f64 {
     weights.iter().enumerate().map(|(class, weight)| class as f64 * weight).sum::<f64>() / all
 }
 
-/// Frames of each letter, from the letter of each frame as a fraction of the letters.
+/// The number of frames of each letter, from the place of each frame as a fraction of the text.
 pub(super) fn frames_of_letters(places: &[f32], letters: usize) -> Vec<usize> {
     let mut frames = vec![0; letters];
     for place in places {
-        // A letter begins at its share of the whole; what is a rounding error below it belongs to it.
+        // A letter begins at its share of the whole; a place below that by a rounding error belongs to it.
         let letter = (place * letters as f32 + 1e-3) as usize;
         frames[letter.min(letters - 1)] += 1;
     }
     frames
 }
 
-/// The place of each step in letters: the letter at the middle of its frames, and how far through it they are.
+/// The place of each step in the text, in letters: the letter at the middle of the step's frames, plus how far through
+/// it they are.
 pub(super) fn places_of_steps(sounding: &[usize], reduction: usize) -> Vec<f32> {
     let of_letter = |(letter, &frames): (usize, &usize)| {
         (0..frames).map(move |frame| letter as f32 + (frame as f32 + 0.5) / frames as f32)
@@ -120,7 +121,7 @@ pub(super) fn places_of_steps(sounding: &[usize], reduction: usize) -> Vec<f32> 
     (0..places.len().div_ceil(reduction)).map(middle).collect()
 }
 
-/// Durations stretched to so many frames, equal ones where none sounds.
+/// Durations stretched to a total of `frames` frames; equal ones if all are zero.
 pub(super) fn stretched(sounding: &[usize], frames: usize) -> Vec<usize> {
     let all = sounding.iter().sum::<usize>();
     if all == 0 {

@@ -1,4 +1,4 @@
-//! A voice with its parameters and tokenizer: its folder, and its loss on recordings whose texts are known.
+//! A voice with its parameters and tokenizer: its folder, and its loss on recordings with known texts.
 
 use super::durations::{frames_of_letters, places_of_steps};
 use super::{VoiceConfig, VoiceNetwork, last_frames};
@@ -21,13 +21,13 @@ pub struct Speaker {
     pub config: VoiceConfig,
     /// Its parameters.
     pub parameters: Parameters<f32>,
-    /// Its tokenizer: letters.
+    /// Its tokenizer, of letters.
     pub tokenizer: Tokenizer,
     pub(super) network: VoiceNetwork,
     vocab_size: usize,
 }
 
-/// A recording and what is said in it.
+/// A recording and its text.
 #[derive(Clone, Debug)]
 pub(crate) struct SpokenText {
     /// The letters and the end token.
@@ -36,17 +36,17 @@ pub(crate) struct SpokenText {
     pub frames: Vec<f32>,
     /// Number of frames.
     pub count: usize,
-    /// The letter of each frame, as a fraction of the letters; empty where it is not known.
+    /// The place of each frame as a fraction of the text; empty if unknown.
     pub places: Vec<f32>,
 }
 
-/// What a pass over recordings computes.
+/// The results of a pass over recordings.
 pub(super) struct Heard {
     /// Hidden states of the decoder, `[B, N, C]`.
     pub hidden: Var<f32>,
     /// Encoded letters, `[B, M, C]`.
     pub memory: Var<f32>,
-    /// The number of letters of each text, where they differ.
+    /// The number of letters of each text, if they differ.
     pub letters: Option<Vec<usize>>,
     /// Steps of each recording.
     pub steps: Vec<usize>,
@@ -72,7 +72,7 @@ impl Speaker {
     /// Reads a folder.
     ///
     /// # Errors
-    /// Names the file, and the field or tensor that is wrong.
+    /// Names the file and the wrong field or tensor.
     pub fn open(folder: impl AsRef<Path>) -> Result<Speaker> {
         let found = found(folder.as_ref())?;
         let (tokenizer, vocab_size) = (found.tokenizer()?, found.vocab_size);
@@ -80,7 +80,7 @@ impl Speaker {
         Ok(Speaker { config, parameters, tokenizer, network, vocab_size })
     }
 
-    /// A new model with parameters drawn from the seed.
+    /// A new model with parameters initialized from the seed.
     ///
     /// ```
     /// use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -95,14 +95,14 @@ impl Speaker {
     /// ```
     ///
     /// # Errors
-    /// Where sizes do not fit together.
+    /// If sizes are inconsistent.
     pub fn new(config: &VoiceConfig, tokenizer: Tokenizer, seed: u64) -> Result<Speaker> {
         let (mut parameters, vocab_size) = (Parameters::new(), tokenizer.len());
         let network = VoiceNetwork::new(&mut Builder::new(&mut parameters, seed), config, vocab_size)?;
         Ok(Speaker { config: config.clone(), parameters, tokenizer, network, vocab_size })
     }
 
-    /// A voice on the weights of a trained one, with the same letters.
+    /// A voice with the weights of a trained one and the same letters.
     pub(crate) fn from_start(
         config: &VoiceConfig,
         tokenizer: Tokenizer,
@@ -118,7 +118,7 @@ impl Speaker {
     /// Writes its folder.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// I/O errors.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let specials = SpecialTokens::of(&self.tokenizer);
         let config = ModelConfig::new(Architecture::Speaker(self.config.clone()), self.vocab_size, specials);
@@ -128,7 +128,7 @@ impl Speaker {
     /// The letters of a text, in lower case, and the end token.
     ///
     /// # Errors
-    /// Where the text is empty or too long, or a letter is one that the voice has not learned.
+    /// If the text is empty or too long, or has a letter that the voice has not learned.
     pub(crate) fn letters(&self, text: &str) -> Result<Vec<u32>> {
         let text = spelled(text);
         if text.is_empty() {
@@ -151,7 +151,7 @@ impl Speaker {
         Ok(letters)
     }
 
-    /// Steps that say so many frames.
+    /// The number of steps that write `frames` frames.
     pub(crate) fn steps(&self, frames: usize) -> usize {
         frames.div_ceil(self.config.reduction)
     }
@@ -180,7 +180,8 @@ impl Speaker {
         Ok(Heard { hidden, memory, letters, steps })
     }
 
-    /// Where each of `most` steps of every recording is in its text, in letters; nothing where a voice is not told.
+    /// The place in its text of each of `most` steps of every recording, in letters; empty if the voice learns no
+    /// durations.
     fn places(&self, spoken: &[&SpokenText], most: usize) -> Vec<f32> {
         if self.network.durations().is_none() {
             return Vec::new();
@@ -193,7 +194,7 @@ impl Speaker {
         places
     }
 
-    /// Leads attention along the letters' times, where they are known.
+    /// Guides attention along the letters' times instead of the diagonal, if they are known.
     fn lead(&self, tape: &mut Tape<'_, f32>, spoken: &[&SpokenText]) {
         if spoken.iter().all(|one| one.places.is_empty()) {
             return;
@@ -239,7 +240,8 @@ impl Speaker {
             let sounding: Vec<Vec<usize>> = sounding.collect();
             parts.push(durations.loss(tape, &memory, letters.as_deref(), &sounding, scale));
         }
-        // The last step of each recording, and all that are not: a step counts as its frames do.
+        // The stop prediction of the steps before the last, and of the last; a step counts as many times as it has
+        // frames.
         let scale = scale * reduction as f64;
         for (class, weight) in [(0, 1.0), (1, stop_weight)] {
             let id = |at: usize| match (at % most + 1).cmp(&steps[at / most]) {
@@ -258,7 +260,7 @@ impl Speaker {
     }
 }
 
-/// A text as voices read it: in lower case, with single spaces.
+/// A text in the form that voices read: lower case, single spaces.
 pub(crate) fn spelled(text: &str) -> String {
     text.split_whitespace().map(str::to_lowercase).collect::<Vec<_>>().join(" ")
 }

@@ -1,5 +1,5 @@
-//! Speaking: step by step until the voice says that it is done, then sound from the spectrogram; and the alignment of
-//! what was said with the letters.
+//! Speaking: a spectrogram, step by step until the voice predicts the end or all at once, then sound from it; and the
+//! alignment of steps with letters.
 
 use super::durations::{places_of_steps, stretched};
 use super::reader::{SpokenText, spelled};
@@ -16,9 +16,9 @@ use qkv_nn::{Machine, Pool, Tape, Tensor, Var};
 /// How a text is spoken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpeakOptions {
-    /// Steps of Griffin and Lim's algorithm.
+    /// Iterations of the Griffin–Lim algorithm.
     pub iterations: usize,
-    /// Seed of the pre-net's dropout and of the first phases.
+    /// Seed of the pre-net's dropout and of the initial phases.
     pub seed: u64,
 }
 
@@ -28,27 +28,27 @@ impl Default for SpeakOptions {
     }
 }
 
-/// What was said.
+/// Speech with its alignment.
 #[derive(Clone, Debug)]
 pub struct Speech {
-    /// Mono samples of 16 kHz.
+    /// Mono samples at 16 kHz.
     pub samples: Vec<f32>,
     /// The spectrogram, `[frames, bands]`.
     pub frames: Vec<f32>,
     /// The letters, the end token last.
     pub letters: Vec<String>,
-    /// Seconds of a step.
+    /// Seconds per step.
     pub step: f64,
     /// A row for each step, a weight for each letter: the mean over the heads of the decoder's last layer.
     pub alignment: Vec<Vec<f32>>,
     /// Every attention: of the encoder, of the decoder to itself, of the decoder to the letters.
     pub attentions: Vec<ObservedAttention>,
-    /// Whether the voice said that it was done; otherwise it was stopped at its longest.
+    /// Whether the voice came to its end; otherwise it was stopped at its maximum length.
     pub ended: bool,
 }
 
-/// The share of an alignment's weight that lies within a tenth of the length from the diagonal: a row for each step, a
-/// weight for each letter and for the end token, which has no time of its own and is left out.
+/// The share of an alignment's weight within a tenth of the length from the diagonal. The alignment has a row for each
+/// step, with a weight for each letter and for the end token, which has no time of its own and is left out.
 ///
 /// ```
 /// use qkv_models::diagonal_share;
@@ -73,10 +73,10 @@ pub fn diagonal_share(alignment: &[Vec<f32>]) -> f64 {
 }
 
 impl Speaker {
-    /// The sentences of a text, as they are spoken one after the other; one that is too long is cut between words.
+    /// The sentences of a text, to be spoken one after the other; one that is too long is cut between words.
     ///
     /// # Errors
-    /// Where there is nothing to say.
+    /// If the text is empty.
     pub fn phrases(&self, text: &str) -> Result<Vec<String>> {
         let mut found: Vec<String> = Vec::new();
         for sentence in sentences(text).into_iter().map(|range| spelled(&text[range])) {
@@ -103,7 +103,7 @@ impl Speaker {
     /// Speaks a text.
     ///
     /// # Errors
-    /// Where the text is empty or too long or has letters that the voice has not learned, or the model computes NaN.
+    /// If the text is empty or too long or has letters that the voice has not learned, or the model computes NaN.
     pub fn speak(&self, text: &str, options: &SpeakOptions, machine: &Machine) -> Result<Speech> {
         let letters = self.letters(text)?;
         let (pool, rows) = (Pool::new(), Rows::new(std::slice::from_ref(&letters), self.tokenizer.pad()));
@@ -132,7 +132,8 @@ impl Speaker {
         self.said(&letters, frames, (heard, places), ended, options, machine)
     }
 
-    /// Frames that are written one step after the other, what was heard before each, and whether that was all.
+    /// Writes frames one step after the other; returns them, what was heard before each step, and whether the end was
+    /// reached.
     fn step_by_step(
         &self,
         tape: &mut Tape<'_, f32>,
@@ -150,7 +151,7 @@ impl Speaker {
                 0 => vec![0.0; bands],
                 length => frames[length - bands..].to_vec(),
             };
-            // The pre-net forgets at random in use too, so that the letters count more than what was just said.
+            // The pre-net's dropout is on in inference too, so that the letters count more than what was just said.
             let seed = options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(at as u64);
             let mut noisy = Tape::inference(&self.parameters, &pool, tape.machine()).with_noise(seed);
             let last = noisy.constant(Tensor::new(last, &[1, 1, bands]));
@@ -160,7 +161,7 @@ impl Speaker {
             let written = self.network.frames(tape, &hidden);
             finite::check(written.value().data(), &self.parameters)?;
             ended = match places.len() {
-                // Nothing but the voice says when it is done.
+                // Without durations, the voice predicts when it is done.
                 0 => {
                     let stop = self.network.stop().forward(tape, &hidden);
                     stop.value().data()[1] > stop.value().data()[0]
@@ -173,7 +174,7 @@ impl Speaker {
         Ok((frames, heard, ended))
     }
 
-    /// The same of a voice that does not hear itself: all steps at once.
+    /// The same for a voice that does not hear itself: all steps at once.
     fn at_once(
         &self,
         tape: &mut Tape<'_, f32>,
@@ -190,12 +191,12 @@ impl Speaker {
         Ok((written, heard, steps == places.len()))
     }
 
-    /// What the voice says of a text while it hears a recording of it instead of itself: what its mistakes are
-    /// measured by that do not come from hearing its own. The recording is mono samples of 16 kHz; what the voice knows
-    /// of the letters' durations is stretched to its length.
+    /// Speaks a text while hearing a recording of it instead of itself, which shows the mistakes that do not come from
+    /// hearing its own output. The recording is mono samples at 16 kHz; predicted durations of letters are stretched to
+    /// its length.
     ///
     /// # Errors
-    /// As [`speak`](Speaker::speak); where the recording is silent or longer than the voice speaks.
+    /// As [`speak`](Speaker::speak); also if the recording is silent or too long for the voice.
     pub fn speak_along(
         &self,
         text: &str,
@@ -228,7 +229,7 @@ impl Speaker {
         self.said(&spoken.letters, frames, (heard.value().data().to_vec(), places), true, options, machine)
     }
 
-    /// The sound of frames, and the attention to letters after what the decoder heard at which places.
+    /// The sound of frames, and the attentions, recomputed from what the decoder heard and the places of its steps.
     fn said(
         &self,
         letters: &[u32],
@@ -248,7 +249,7 @@ impl Speaker {
         Ok(Speech { samples, frames, letters, step, alignment, attentions, ended })
     }
 
-    /// Every attention of one text, after what the decoder heard of itself.
+    /// Every attention of one text, given what the decoder heard.
     fn attentions(
         &self,
         letters: &Rows,
@@ -275,7 +276,7 @@ impl Speaker {
         sites.map(|site| observed(&site, &site.calls(&captured), &self.parameters)).collect()
     }
 
-    /// The [share](diagonal_share) of weight near the diagonal while a voice says a recording, in its last layer.
+    /// The [share](diagonal_share) of the last layer's attention near the diagonal while a voice hears a recording.
     pub(crate) fn diagonal(&self, spoken: &SpokenText, machine: &Machine) -> Result<f64> {
         let pool = Pool::new();
         let mut tape = Tape::inference(&self.parameters, &pool, machine);

@@ -1,5 +1,5 @@
-//! A model that answers questions about images, with its parameters and tokenizer: its folder, its loss, answers, and
-//! where each word and each hop looked.
+//! A model that answers questions about images, with its parameters and tokenizer: its folder, its loss, its answers,
+//! and where each word and each hop looked.
 
 use super::{VqaConfig, VqaNetwork};
 use crate::batch::{Rows, SpecialTokens};
@@ -19,7 +19,7 @@ use qkv_nn::layers::Builder;
 use qkv_nn::{Machine, Parameters, PendingLoss, Pool, Tape, Target, Tensor};
 use std::path::Path;
 
-/// Questions that are answered together.
+/// Questions per batch.
 const TOGETHER: usize = 32;
 
 /// A model that answers questions about images.
@@ -43,18 +43,18 @@ pub(crate) struct ImageQuestions {
     pub answers: Vec<u32>,
 }
 
-/// An answer to a question about an image, with where the model looked.
+/// An answer to a question about an image, and where the model looked.
 #[derive(Clone, Debug)]
 pub struct ImageAnswer {
     /// The probability of each answer, in the order of [`labels`](VqaConfig::labels).
     pub probabilities: Vec<f32>,
-    /// The image, as the model saw it.
+    /// The image as the model saw it.
     pub image: Image,
     /// Rows and columns of places.
     pub grid: [usize; 2],
     /// The tokens of the question.
     pub tokens: Vec<u32>,
-    /// For each token, the weight of each place: the mean over heads of its last layer.
+    /// For each token, the weight of each place, averaged over the heads of the last layer.
     pub words: Vec<Vec<f32>>,
     /// For each hop, the weight of each place.
     pub hops: Vec<Vec<f32>>,
@@ -86,7 +86,7 @@ impl Vqa {
     /// Reads a folder.
     ///
     /// # Errors
-    /// Names the file, and the field or tensor that is wrong.
+    /// Names the file and the wrong field or tensor.
     pub fn open(folder: impl AsRef<Path>) -> Result<Vqa> {
         let folder = folder.as_ref();
         let found = found(folder)?;
@@ -96,7 +96,7 @@ impl Vqa {
         Ok(Vqa { config, parameters, tokenizer, eyes, network, vocab_size })
     }
 
-    /// A new model with parameters drawn from the seed.
+    /// A new model with parameters initialized from the seed.
     ///
     /// ```
     /// use qkv_models::image::Image;
@@ -114,7 +114,7 @@ impl Vqa {
     /// ```
     ///
     /// # Errors
-    /// Where sizes do not fit together.
+    /// If sizes are inconsistent.
     pub fn new(config: &VqaConfig, tokenizer: Tokenizer, seed: u64) -> Result<Vqa> {
         let (mut parameters, vocab_size) = (Parameters::new(), tokenizer.len());
         let network = VqaNetwork::new(&mut Builder::new(&mut parameters, seed), config, vocab_size)?;
@@ -122,7 +122,7 @@ impl Vqa {
         Ok(Vqa { config: config.clone(), parameters, tokenizer, eyes, network, vocab_size })
     }
 
-    /// A model for other answers on the layers of a trained one.
+    /// A model with the layers of a trained one, for the answers of `config`.
     pub(crate) fn from_start(
         config: &VqaConfig,
         tokenizer: Tokenizer,
@@ -139,14 +139,14 @@ impl Vqa {
     /// Writes its folder.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// I/O errors.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let specials = SpecialTokens::of(&self.tokenizer);
         let config = ModelConfig::new(Architecture::Vqa(self.config.clone()), self.vocab_size, specials);
         own_folder::write(folder.as_ref(), &config, &self.parameters, Some(&self.tokenizer), storage)
     }
 
-    /// The tokens of a question, at least one and at most as many as the model takes.
+    /// The tokens of a question: at least one, and at most the model's maximum.
     pub(crate) fn tokens(&self, question: &str) -> Vec<u32> {
         let mut tokens = self.tokenizer.encode(question);
         tokens.truncate(self.config.max_positions);
@@ -161,7 +161,7 @@ impl Vqa {
         self.config.labels.iter().position(|label| label == answer).map(|at| at as u32)
     }
 
-    /// What it sees first of prepared images.
+    /// Prepared images as the network's input.
     fn input(&self, images: &[Image], machine: &Machine) -> Result<Tensor<f32>> {
         eyes::input(&self.config.image, self.eyes.as_ref(), images, machine)
     }
@@ -198,10 +198,10 @@ impl Vqa {
         })
     }
 
-    /// The answer to a question about an image, with where the model looked.
+    /// The answer to a question about an image, and where the model looked.
     ///
     /// # Errors
-    /// Where the model computes NaN.
+    /// If the model computes NaN.
     pub fn answer(&self, image: &Image, question: &str, machine: &Machine) -> Result<ImageAnswer> {
         let image = self.config.image.prepared(image)?;
         let tokens = self.tokens(question);

@@ -1,5 +1,5 @@
-//! Reading Whisper checkpoints. Parameters have the names of the Hugging Face layout; the tables here say where each
-//! lies in a CTranslate2 or ggml file. Convolutions have the axes `[O, I, K]` in files and `[O, K·I]` in memory.
+//! Reading Whisper checkpoints. Parameters have the names of the Hugging Face layout; the tables here map them to
+//! tensors of CTranslate2 and ggml files. Convolutions are `[O, I, K]` in files and `[O, K·I]` in memory.
 
 use super::vocabulary::Vocabulary;
 use super::{Whisper, WhisperConfig};
@@ -20,7 +20,7 @@ use std::path::Path;
 /// The weights of a CTranslate2 folder.
 const MODEL_BIN: &str = "model.bin";
 
-/// Everything that is read.
+/// The contents of a checkpoint.
 pub(super) struct Checkpoint {
     pub model: Whisper,
     pub parameters: Parameters<f32>,
@@ -35,7 +35,7 @@ enum Tensors {
     Ggml(Ggml),
 }
 
-/// Whether a path is a folder of CTranslate2, a folder with a Whisper in the Hugging Face layout, or a ggml file.
+/// Whether a path is a CTranslate2 folder, a folder with a Whisper model in the Hugging Face layout, or a ggml file.
 pub(super) fn is_whisper(path: &Path) -> bool {
     if path.is_dir() {
         let config: Option<Value> = folder::read_json_if_present(&path.join(CONFIG)).ok().flatten();
@@ -46,7 +46,7 @@ pub(super) fn is_whisper(path: &Path) -> bool {
     read && u32::from_le_bytes(start) == MAGIC
 }
 
-/// Reads a folder of CTranslate2 or Hugging Face, or a ggml file.
+/// Reads a CTranslate2 or Hugging Face folder, or a ggml file.
 pub(super) fn read(path: &Path) -> Result<Checkpoint> {
     if !path.is_dir() {
         return of_ggml(Ggml::open(path)?);
@@ -167,7 +167,8 @@ fn tokenizer_of(folder: &Path, len: usize) -> Result<Vocabulary> {
     Vocabulary::of_tokenizer(&Tokenizer::open(&path)?, len, &path)
 }
 
-/// The heads that follow the sound: those of the file, those known of the published sizes, or all of the upper half.
+/// The heads that follow the sound: those listed in the file, those known for published models, or all of the upper
+/// half of the layers.
 fn heads_of(config: Option<&Value>, sizes: &WhisperConfig) -> Vec<(usize, usize)> {
     let pair = |pair: &Value| {
         let at = |place: usize| pair.get(place).and_then(Value::as_u64).and_then(|x| usize::try_from(x).ok());
@@ -203,7 +204,7 @@ fn build(
     if each.contains(&0) || sizes.text_positions < 16 {
         return Err(wrong(format!("{sizes:?} is no model")));
     }
-    // Memory is allocated for what the file has, not for what it says.
+    // No memory is allocated for sizes that exceed what the file contains.
     if sizes.least_numbers() > numbers as f64 {
         return Err(wrong(format!("{numbers} numbers are too few for {sizes:?}")));
     }
@@ -222,7 +223,7 @@ fn build(
 }
 
 impl Tensors {
-    /// The values of a parameter of this shape; `None` where it is zero, since keys have no bias.
+    /// The values of a parameter of this shape; `None` for the biases of keys, which are zero if the file has none.
     fn read(&self, name: &str, shape: &[usize], width: usize) -> Result<Option<Vec<f32>>> {
         let is_conv = name.contains(".conv") && shape.len() == 2;
         let file_shape = if is_conv { vec![shape[0], shape[1] / 3, 3] } else { shape.to_vec() };
@@ -256,7 +257,7 @@ impl Tensors {
                 let Some(theirs) = ggml_name(name) else { return Ok(None) };
                 let wrong = |what: String| Error::format(file.path(), format!("tensor `{theirs}`"), what);
                 let found = file.shape(&theirs).ok_or_else(|| wrong("it is missing".into()))?;
-                // Biases of convolutions are columns.
+                // Biases of convolutions are stored as columns.
                 if found.iter().filter(|&&axis| axis != 1).ne(file_shape.iter().filter(|&&axis| axis != 1)) {
                     return Err(wrong(format!("its shape is {found:?}, expected {file_shape:?}")));
                 }
@@ -273,7 +274,7 @@ fn taps_first(values: &[f32], inputs: usize, kernel: usize) -> Vec<f32> {
     rows.flat_map(|row| (0..kernel).flat_map(move |k| (0..inputs).map(move |i| row[i * kernel + k]))).collect()
 }
 
-/// The tensor of CTranslate2 that has a parameter, and its rows there, where several are stacked.
+/// The CTranslate2 tensor that contains a parameter, and its rows there if several are stacked.
 fn ctranslate2_name(name: &str, width: usize) -> (String, Option<std::ops::Range<usize>>) {
     let part = |at: usize| Some(at * width..(at + 1) * width);
     let name = name.replace("embed_tokens.positions.weight", "position_encodings/encodings");
@@ -306,7 +307,7 @@ fn ctranslate2_name(name: &str, width: usize) -> (String, Option<std::ops::Range
     (name, None)
 }
 
-/// The tensor of a ggml file that has a parameter: the names of the published checkpoints. Keys have no bias.
+/// The tensor of a ggml file that contains a parameter, as named in the published checkpoints. Keys have no bias.
 fn ggml_name(name: &str) -> Option<String> {
     let whole = match name {
         "encoder.embed_positions.weight" => "encoder.positional_embedding",

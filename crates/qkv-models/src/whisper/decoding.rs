@@ -1,5 +1,5 @@
-//! Decoding of one window: greedy, by beam search, or sampled at a temperature. The searches take the same decisions as
-//! CTranslate2, which faster-whisper runs on, so that the same logits give the same words.
+//! Decoding of one window: greedy, by beam search, or sampled at a temperature. The searches make the same decisions as
+//! CTranslate2, on which faster-whisper runs, so that the same logits give the same words.
 
 use super::rules::Rules;
 use super::{Encoded, Whisper, WhisperState};
@@ -17,22 +17,22 @@ pub(super) enum Strategy {
     Sample { best_of: usize, temperature: f64, seed: u64 },
 }
 
-/// What was decoded.
+/// A decoded text.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Decoded {
-    /// Text and times, without the end.
+    /// Tokens of text and times, without the end token.
     pub tokens: Vec<u32>,
-    /// Of all tokens and the end together.
+    /// The log-probability of all tokens and the end token.
     pub log_probability: f64,
 }
 
 impl Decoded {
-    /// The mean over all tokens, the end included.
+    /// The mean log-probability of all tokens, end token included.
     pub fn average(&self) -> f64 {
         self.log_probability / (self.tokens.len() + 1) as f64
     }
 
-    /// What hypotheses are ranked by.
+    /// The score that hypotheses are ranked by.
     fn score(&self) -> f64 {
         self.log_probability / self.tokens.len().max(1) as f64
     }
@@ -44,24 +44,24 @@ pub(super) struct Decoder<'a> {
     parameters: &'a Parameters<f32>,
     rules: &'a Rules,
     encoded: &'a Encoded<f32>,
-    /// After the prompt, one sequence.
+    /// The state after the prompt, of one sequence.
     state: WhisperState<f32>,
-    /// Of the first token.
+    /// Logits of the first token.
     logits: Vec<f32>,
     /// The probability that the window has no speech.
     pub no_speech: f64,
     end: u32,
-    /// Tokens of text and time at most.
+    /// The most tokens of text and times.
     longest: usize,
 }
 
-/// One row of hidden states as a tensor of its own, `[1, 1, C]`.
+/// One row of hidden states as a tensor `[1, 1, C]`.
 fn row(tape: &Tape<'_, f32>, hidden: &Var<f32>, at: usize) -> Var<f32> {
     let width = hidden.value().width();
     tape.constant(Tensor::new(hidden.value().data()[at * width..][..width].to_vec(), &[1, 1, width]))
 }
 
-/// `logits[id]` as a probability among all of them.
+/// The softmax probability of `logits[id]`.
 fn probability(logits: &[f32], id: u32) -> f64 {
     let total = log_sum_exp(Isa::best(), logits);
     f64::from(logits[id as usize] - total).exp()
@@ -83,7 +83,7 @@ fn sample(logits: &[f32], temperature: f64, seed: u64, place: [u32; 2]) -> Optio
         .map(|token| token as u32)
 }
 
-/// The probabilities of some tokens among themselves, at the start of a window, most probable first.
+/// Language detection: probabilities at the start of a window, normalized over the tokens in `among`, highest first.
 pub(super) fn detect(
     model: &Whisper,
     tape: &mut Tape<'_, f32>,
@@ -103,7 +103,7 @@ pub(super) fn detect(
 }
 
 impl<'a> Decoder<'a> {
-    /// Reads a prompt, in which `start` is the token that begins a transcript.
+    /// Reads a prompt, in which `start` is the token that starts a transcript.
     #[allow(clippy::too_many_arguments)]
     pub fn new(
         model: &'a Whisper,
@@ -147,14 +147,14 @@ impl<'a> Decoder<'a> {
         Ok(logits)
     }
 
-    /// Several sequences side by side, each by its most probable token or by a sampled one; the best of them.
+    /// Decodes several sequences side by side, greedily or by sampling, and returns the best.
     fn follow(&self, tape: &mut Tape<'_, f32>, count: usize, sampling: Option<(f64, u64)>) -> Result<Decoded> {
         let vocabulary = self.logits.len();
         let mut state = self.state.clone();
         state.select(&vec![0; count]);
         let mut logits = self.logits.repeat(count);
         let mut found = vec![Decoded { tokens: Vec::new(), log_probability: 0.0 }; count];
-        // Which sequences still go on, one for each row of the state.
+        // The unfinished sequences, one for each row of the state.
         let mut open: Vec<usize> = (0..count).collect();
         for step in 0..self.longest {
             let (mut last, mut rows, mut still) = (Vec::new(), Vec::new(), Vec::new());
@@ -186,8 +186,8 @@ impl<'a> Decoder<'a> {
         Ok(best.expect("at least one sequence"))
     }
 
-    /// Beam search: twice as many candidates as beams, so that a beam that ends is replaced, until as many have ended
-    /// as there are beams.
+    /// Beam search with twice as many candidates as beams, so that a beam that ends is replaced, until as many have
+    /// ended as there are beams.
     fn beam(&self, tape: &mut Tape<'_, f32>, width: usize) -> Result<Decoded> {
         let vocabulary = self.logits.len();
         let mut state = self.state.clone();
@@ -195,7 +195,7 @@ impl<'a> Decoder<'a> {
         let mut beams = vec![Decoded { tokens: Vec::new(), log_probability: 0.0 }];
         let mut ended: Vec<Decoded> = Vec::new();
         for step in 0..self.longest {
-            // Beam, token and log-probability of all of it, best first.
+            // Beam, token and log-probability of the whole sequence, best first.
             let mut candidates: Vec<(usize, u32, f64)> = Vec::new();
             for (at, (beam, logits)) in beams.iter().zip(logits.chunks_exact_mut(vocabulary)).enumerate() {
                 self.rules.apply(logits, &beam.tokens);
@@ -216,7 +216,7 @@ impl<'a> Decoder<'a> {
                         tokens.push(token);
                     }
                     ended.push(Decoded { tokens, log_probability });
-                    // The next candidate that goes on takes the place of the one that ended.
+                    // The next candidate that does not end takes the place of the one that ended.
                     let more = (spare..candidates.len()).find(|&other| candidates[other].1 != self.end);
                     spare = more.map_or(candidates.len(), |other| other + 1);
                     chosen = more.map(|other| candidates[other]);

@@ -1,4 +1,4 @@
-//! Writing a model as a folder in the Hugging Face layout, tokenizer included, whatever it was read from.
+//! Writing a model as a folder in the Hugging Face layout, tokenizer included, whatever format it was read from.
 
 use super::WhisperConfig;
 use super::vocabulary::{TIME_STEP, Vocabulary, char_of};
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Writes all files of a folder, which exists.
+/// Writes all files into an existing folder.
 pub(super) fn save(
     to: &Path,
     storage: Storage,
@@ -108,8 +108,8 @@ fn generation_json(config: &WhisperConfig, vocabulary: &Vocabulary, heads: &[(us
     value
 }
 
-/// The `tokenizer.json` of a byte-level BPE. Merges follow from the vocabulary: tokens are numbered in the order in
-/// which they were merged.
+/// The `tokenizer.json` of a byte-level BPE. The merges are reconstructed from the vocabulary, as tokens are numbered
+/// in merge order.
 fn tokenizer_json(config: &WhisperConfig, vocabulary: &Vocabulary) -> Value {
     let name = |bytes: &[u8]| bytes.iter().map(|&byte| char_of(byte)).collect::<String>();
     let ranks: HashMap<&[u8], usize> =
@@ -155,9 +155,9 @@ fn tokenizer_json(config: &WhisperConfig, vocabulary: &Vocabulary) -> Value {
     })
 }
 
-/// The two tokens that token `id` was merged from: its bytes, merged in the order of the ranks below its own.
+/// The two tokens that token `id` was merged from, found by merging its bytes in the order of lower ranks.
 fn halves<'a>(piece: &'a [u8], ranks: &HashMap<&[u8], usize>, id: usize) -> Option<(&'a [u8], &'a [u8])> {
-    // Where the parts end.
+    // The ends of the parts.
     let mut ends: Vec<usize> = (1..=piece.len()).collect();
     while ends.len() > 2 {
         let start = |at: usize| if at == 0 { 0 } else { ends[at - 1] };

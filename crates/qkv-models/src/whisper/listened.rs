@@ -1,4 +1,4 @@
-//! What a model hears in the first window of a recording, with the attention of every token to the sound.
+//! The first window of a recording: what a model writes, and the attention of every token to the sound.
 
 use super::recognizer::{Recognizer, TranscribeOptions};
 use super::rules::Rules;
@@ -11,37 +11,37 @@ use crate::{Error, Result};
 use qkv_nn::{Machine, Pool, Tape};
 use std::ops::Range;
 
-/// A window of a recording, what was written of it, and every attention of the decoder.
+/// A window of a recording, the text written for it, and every attention of the decoder.
 #[derive(Clone, Debug)]
 pub struct Listened {
     /// The text.
     pub text: String,
     /// Code of the language.
     pub language: String,
-    /// The log-mel spectrogram of what is there of the window, `[frames, bands]`.
+    /// The log-mel spectrogram of the window up to the end of the recording, `[frames, bands]`.
     pub frames: Vec<f32>,
     /// Mel bands.
     pub bands: usize,
-    /// Positions of the encoder, silence behind the end of the recording included; two frames each.
+    /// Positions of the encoder, two frames each, including the silence after the end of the recording.
     pub positions: usize,
-    /// What the decoder read, in readable form.
+    /// The tokens that the decoder read, in readable form.
     pub read: Vec<String>,
-    /// What it wrote after each of these.
+    /// The token that it wrote after each of these.
     pub written: Vec<String>,
-    /// Words with their times, and the places of their tokens in `written`.
+    /// Words with their times, and the ranges of their tokens in `written`.
     pub words: Vec<(Word, Range<usize>)>,
     /// Layers and heads of cross-attention that follow the sound.
     pub alignment_heads: Vec<(usize, usize)>,
-    /// Of the decoder to itself, and to the sound.
+    /// The attentions of the decoder to itself and to the sound.
     pub attentions: Vec<ObservedAttention>,
 }
 
 impl Recognizer {
-    /// Recognizes the first window of a recording, 30 seconds, and records where the decoder attends to while it reads
-    /// what it wrote.
+    /// Recognizes the first window of a recording, 30 seconds, and captures the decoder's attentions over the text it
+    /// wrote.
     ///
     /// # Errors
-    /// Those of [`transcribe`](Recognizer::transcribe), and where nobody speaks.
+    /// As [`transcribe`](Recognizer::transcribe); also if nobody speaks.
     pub fn listen(&self, recording: &Recording, options: &TranscribeOptions, machine: &Machine) -> Result<Listened> {
         let known = self.known_language(options)?;
         let mut spectrogram = Spectrogram::new(recording, &self.filters)?;

@@ -1,5 +1,5 @@
-//! Recordings to text: windows of 30 seconds, each decoded with the text before it as a prompt, again at higher
-//! temperatures where the result looks wrong, and the next window begins where the last complete segment ends. The
+//! Recordings to text in windows of 30 seconds. Each window is decoded with the preceding text as a prompt, and again
+//! at higher temperatures if the result looks wrong; the next window begins where the last complete segment ends. The
 //! rules and their order are those of the reference implementation and of faster-whisper.
 
 use super::decoding::{Decoded, Decoder, Strategy, detect};
@@ -19,40 +19,40 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::Path;
 
-/// What is written.
+/// The text to write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Task {
-    /// What is said, in its language.
+    /// The speech, in its language.
     #[default]
     Transcribe,
-    /// What is said, in English.
+    /// The speech, translated to English.
     Translate,
 }
 
 /// Settings of recognition. The defaults are those of the reference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TranscribeOptions {
-    /// Code of the language; detected in the first window where there is none.
+    /// Code of the language; if there is none, it is detected in the first window.
     pub language: Option<String>,
-    /// What is written.
+    /// The text to write.
     pub task: Task,
     /// Width of the beam search at temperature 0; 1 is greedy.
     pub beam: usize,
     /// Samples at higher temperatures, of which the best is taken.
     pub best_of: usize,
-    /// Temperatures, tried one after the other until a result looks right.
+    /// Temperatures, tried in order until a result looks right.
     pub temperatures: Vec<f64>,
-    /// A text that is compressed more than this repeats itself.
+    /// A text with a compression ratio above this repeats itself.
     pub compression_ratio: f64,
     /// A mean log-probability of the tokens below this looks wrong.
     pub log_probability: f64,
-    /// With a probability of no speech above this, an improbable text is taken as silence.
+    /// If the probability of no speech is above this, an improbable text is taken for silence.
     pub no_speech: f64,
-    /// Whether the text before a window is its prompt.
+    /// Whether the preceding text is the prompt of a window.
     pub condition: bool,
-    /// Whether words have times.
+    /// Whether to compute the times of words.
     pub words: bool,
-    /// Of sampling.
+    /// Seed of sampling.
     pub seed: u64,
 }
 
@@ -74,10 +74,10 @@ impl Default for TranscribeOptions {
     }
 }
 
-/// A probability of no speech with which a text that is merely [doubtful](DOUBTFUL) is silence too. The reference hears
-/// "you" in a minute of zeros, with a mean log-probability of −0.8 where no speech has a probability of 0.93.
+/// If the probability of no speech is above this, even a merely [doubtful](DOUBTFUL) text is silence. The reference
+/// hears "you" in a minute of zeros, with a mean log-probability of −0.8 although no speech has a probability of 0.93.
 const NEARLY_CERTAIN: f64 = 0.8;
-/// A mean log-probability of the tokens that speech seldom has.
+/// A mean log-probability of tokens that speech seldom falls to.
 const DOUBTFUL: f64 = -0.5;
 
 impl TranscribeOptions {
@@ -89,17 +89,17 @@ impl TranscribeOptions {
     }
 }
 
-/// Above this temperature the text of a window is no prompt for the next one.
+/// Above this temperature, the text of a window is not used as a prompt for the next.
 const PROMPT_RESET: f64 = 0.5;
 
-/// A piece of the recording and what is said in it.
+/// A piece of the recording and its text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Segment {
     /// Its start in seconds.
     pub start: f64,
     /// Its end in seconds.
     pub end: f64,
-    /// Its text, as it stands behind that before it: usually with a space in front.
+    /// Its text, to be appended to the text before it: usually with a leading space.
     pub text: String,
     /// Tokens, times included.
     pub tokens: Vec<u32>,
@@ -107,26 +107,26 @@ pub struct Segment {
     pub temperature: f64,
     /// The mean log-probability of the window's tokens.
     pub average_log_probability: f64,
-    /// How much the window's text is compressed.
+    /// The compression ratio of the window's text.
     pub compression_ratio: f64,
     /// The probability that the window has no speech.
     pub no_speech_probability: f64,
-    /// Its words with their times, where they were asked for.
+    /// Its words with their times, if requested.
     pub words: Vec<Word>,
 }
 
-/// What is known at the end.
+/// Facts known at the end of a transcription.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transcript {
     /// Code of the language.
     pub language: String,
-    /// Its probability; 1 where it was given.
+    /// Its probability; 1 if it was given.
     pub language_probability: f64,
     /// Length of the recording in seconds.
     pub seconds: f64,
 }
 
-/// A model that writes what is said.
+/// A model that transcribes speech.
 #[derive(Debug)]
 pub struct Recognizer {
     pub(super) model: Whisper,
@@ -170,15 +170,16 @@ impl Recognizer {
         })
     }
 
-    /// Whether a path is a model that [`open`](Recognizer::open) reads, by its first bytes and the names of its files.
+    /// Whether a path is a model that [`open`](Recognizer::open) reads, judged by its first bytes, the names of its
+    /// files and its configuration.
     pub fn is_at(path: impl AsRef<Path>) -> bool {
         checkpoint::is_whisper(path.as_ref())
     }
 
-    /// An untrained model of these sizes. Its tokens of text are bytes, whatever the size of its vocabulary says.
+    /// An untrained model of these sizes, except for the vocabulary, whose text tokens are bytes.
     ///
     /// # Errors
-    /// Where the heads do not divide the width.
+    /// If the heads do not divide the width.
     pub fn untrained(config: &WhisperConfig, seed: u64) -> Result<Recognizer> {
         let (vocabulary, len) = Vocabulary::of_bytes(config.audio_positions);
         let config = &WhisperConfig { vocabulary: len, ..*config };
@@ -194,7 +195,7 @@ impl Recognizer {
     /// Writes a folder in the Hugging Face layout: weights, settings and tokenizer.
     ///
     /// # Errors
-    /// Where the system refuses.
+    /// I/O errors.
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder).map_err(|error| Error::file("write", folder, error))?;
@@ -212,7 +213,7 @@ impl Recognizer {
         &self.filters
     }
 
-    /// Codes of the languages it knows.
+    /// Codes of the languages that the model knows.
     pub fn languages(&self) -> Vec<&str> {
         match &self.vocabulary.languages[..] {
             [] => vec!["en"],
@@ -220,11 +221,11 @@ impl Recognizer {
         }
     }
 
-    /// The encoder's output `[positions, C]` and the logits after each token of a prompt, `[tokens, V]`, for one
-    /// window of a spectrogram, `[2 · positions, bands]`: what other implementations are compared with.
+    /// The encoder's output `[positions, C]` and the logits after each token of a prompt, `[tokens, V]`, for one window
+    /// of a spectrogram, `[2 · positions, bands]`: for comparison with other implementations.
     ///
     /// # Errors
-    /// Where the window or a token does not fit.
+    /// If the window or a token does not fit.
     pub fn outputs(&self, window: &[f32], prompt: &[u32], machine: &Machine) -> Result<(Vec<f32>, Vec<f32>)> {
         let WhisperConfig { bands, text_positions, vocabulary, .. } = self.model.config;
         let known = prompt.iter().all(|&token| (token as usize) < vocabulary);
@@ -240,11 +241,12 @@ impl Recognizer {
         Ok((encoded.output.value().data().to_vec(), logits.value().data().to_vec()))
     }
 
-    /// Writes what is said. `on_segment` gets every segment as soon as it is complete, with the seconds that are done
-    /// and the length of the recording; where it returns `false`, that is the end.
+    /// Transcribes a recording. `on_segment` gets every segment as soon as it is complete, with the seconds done so far
+    /// and the length of the recording; if it returns `false`, transcription ends.
     ///
     /// # Errors
-    /// Whatever is wrong with the recording, before the first segment; a language that the model does not know.
+    /// Any error in the recording, found before the first segment; a language that the model does not know; NaN
+    /// computed by the model.
     pub fn transcribe(
         &self,
         recording: &Recording,
@@ -259,7 +261,7 @@ impl Recognizer {
         let pool = Pool::new();
         let mut language = known;
         let (mut seek, mut last_speech) = (0, 0.0);
-        // Tokens that are the prompt of the next window.
+        // The text so far, from which the prompt of the next window is taken.
         let mut previous: Vec<u32> = Vec::new();
         while seek < frames {
             let size = self.model.window().min(frames - seek);
@@ -325,7 +327,7 @@ impl Recognizer {
                     seek = (last.end * FRAME_RATE as f64).round() as usize;
                 }
             }
-            // A window without progress would be read for ever.
+            // Without progress, the same window would be read forever.
             if seek as f64 / FRAME_RATE as f64 <= offset {
                 seek = next.max((offset * FRAME_RATE as f64) as usize + size);
             }
@@ -357,7 +359,7 @@ impl Recognizer {
         Ok(transcript(language, seconds))
     }
 
-    /// The language, where it need not be detected.
+    /// The language, if it need not be detected.
     pub(super) fn known_language(&self, options: &TranscribeOptions) -> Result<Option<(String, f64)>> {
         if options.task == Task::Translate && self.vocabulary.languages.is_empty() {
             let what = "the model knows English alone and translates nothing";
@@ -392,7 +394,7 @@ impl Recognizer {
         Ok(found.into_iter().next().unwrap_or_else(|| ("en".into(), 1.0)))
     }
 
-    /// The tokens that begin a transcript.
+    /// The tokens that start a transcript.
     pub(super) fn start(&self, code: &str, task: Task) -> Vec<u32> {
         let language = self.vocabulary.languages.iter().find(|(known, _)| known == code);
         let task = match task {
@@ -403,8 +405,8 @@ impl Recognizer {
         [self.vocabulary.start].into_iter().chain(more.into_iter().flatten()).collect()
     }
 
-    /// Decodes a window at one temperature after the other, until a result looks right; otherwise the most probable of
-    /// those that do not repeat themselves.
+    /// Decodes a window at one temperature after the other until a result looks right. If none does, returns the most
+    /// probable of those that do not repeat themselves, or of all.
     pub(super) fn choose(
         &self,
         tape: &mut Tape<'_, f32>,
@@ -444,7 +446,7 @@ impl Recognizer {
     }
 
     /// Splits the tokens of a window at pairs of times. Returns the segments, the frame where the next window begins,
-    /// and whether one time stood at the end, behind which nothing is said.
+    /// and whether the tokens end with a single time, after which nothing is said.
     fn split(&self, tokens: &[u32], seek: usize, size: usize) -> (Vec<Slice>, usize, bool) {
         let first = self.vocabulary.times();
         let is_time = |token: u32| token >= first;
@@ -471,7 +473,7 @@ impl Recognizer {
         }
         let next = match ends_with_time {
             true => seek + size,
-            // What follows is not complete: it is read again from its start.
+            // What follows is incomplete: it is decoded again from its start.
             false => seek + (tokens[from - 1] - first) as usize * 2,
         };
         (slices, next, ends_with_time)
@@ -483,7 +485,7 @@ fn transcript(language: Option<(String, f64)>, seconds: f64) -> Transcript {
     Transcript { language, language_probability, seconds }
 }
 
-/// Bytes of a text over bytes of it compressed: large where it repeats itself.
+/// The size of a text divided by its compressed size: large if it repeats itself.
 fn compression_ratio(text: &str) -> f64 {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::new(6));
     let written = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish());

@@ -1,5 +1,5 @@
-//! Which tokens may follow: none that are suppressed, and times in pairs that do not go back. As in the reference, the
-//! rules set logits to −∞ before probabilities are computed from them.
+//! Which tokens may follow: suppressed ones never, and times in pairs that do not go backwards. As in the reference,
+//! the rules set logits to −∞ before probabilities are computed.
 
 use super::vocabulary::Vocabulary;
 use qkv_simd::Isa;
@@ -14,13 +14,13 @@ pub(super) struct Rules {
     no_timestamps: usize,
     /// The first time token.
     times: usize,
-    /// The latest time that a window may begin with, in steps.
+    /// The latest time that a window may start with, in steps.
     latest_start: usize,
-    /// Whether times are written.
+    /// Whether to write times.
     timestamps: bool,
 }
 
-/// The latest time that a window may begin with: 1 second.
+/// The latest time that a window may start with: 1 second.
 const LATEST_START: usize = 50;
 
 impl Rules {
@@ -36,7 +36,7 @@ impl Rules {
         }
     }
 
-    /// Applies them to the logits of the token that follows `tokens`.
+    /// Applies the rules to the logits of the token that follows `tokens`.
     pub fn apply(&self, logits: &mut [f32], tokens: &[u32]) {
         const NEVER: f32 = f32::NEG_INFINITY;
         let mut suppress = |id: u32| {
@@ -56,7 +56,7 @@ impl Rules {
         let is_time = |token: u32| token as usize >= times;
         match tokens {
             [] => {
-                // A window begins with a time, and not a late one.
+                // A window starts with a time, and not a late one.
                 logits[..times].fill(NEVER);
                 let latest = (times + self.latest_start + 1).min(logits.len());
                 logits[latest..].fill(NEVER);
@@ -71,7 +71,7 @@ impl Rules {
                 return;
             }
             [.., last] if is_time(*last) => {
-                // The end of a segment: the start of the next one, or the end of everything.
+                // The end of a segment: the start of the next one follows, or the end of everything.
                 logits[..self.end].fill(NEVER);
                 let until = (*last as usize).min(logits.len());
                 logits[times..until].fill(NEVER);
@@ -84,7 +84,7 @@ impl Rules {
                 }
             }
         }
-        // Where all times together are more probable than any text, it is a time.
+        // If all times together are more probable than any single text token, the token is a time.
         let together = log_sum_exp(Isa::best(), &logits[times..]);
         let text = logits[..times].iter().fold(NEVER, |most, &x| if x > most { x } else { most });
         if together > text {
@@ -116,7 +116,7 @@ mod tests {
         (0..logits.len()).filter(|&id| logits[id] > f32::NEG_INFINITY).collect()
     }
 
-    /// Text that is more probable than all times together.
+    /// Text tokens each more probable than all times together.
     fn texts() -> Vec<f32> {
         (0..31).map(|id| if id < 11 { 5.0 } else { 0.0 }).collect()
     }
@@ -131,13 +131,13 @@ mod tests {
     #[test]
     fn times_come_in_pairs_and_go_forward() {
         let rules = rules();
-        // A time behind text: text and the end are gone, times before it too.
+        // A time after text: text is excluded, and times before it are too.
         let found = allowed(&rules, &texts(), &[12, 1, 15]);
         assert_eq!(found.first(), Some(&9));
         assert_eq!(found[1..], (15..31).collect::<Vec<_>>());
-        // Two of them: text follows.
+        // Two times: text follows.
         assert_eq!(allowed(&rules, &texts(), &[12, 1, 15, 15]), [0, 1, 2, 4, 5, 6, 7, 8, 9]);
-        // Behind text: times later than the last one.
+        // After text: times later than the last one.
         let found = allowed(&rules, &texts(), &[12, 1, 15, 16, 2]);
         assert_eq!(found[..9], [0, 1, 2, 4, 5, 6, 7, 8, 9]);
         assert_eq!(found[9..], (17..31).collect::<Vec<_>>());
@@ -147,7 +147,7 @@ mod tests {
     fn times_that_are_likelier_together_than_any_text_win() {
         let mut logits = vec![0.0; 31];
         logits[1] = 2.0;
-        // Twenty times of e⁰ against one text of e².
+        // Twenty times of e⁰ against one text token of e².
         assert_eq!(allowed(&rules(), &logits, &[11, 1])[0], 12);
         logits[1] = 4.0;
         assert_eq!(allowed(&rules(), &logits, &[11, 1])[0], 0);

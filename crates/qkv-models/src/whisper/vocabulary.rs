@@ -1,5 +1,5 @@
-//! The tokens of Whisper: bytes of text, then the end, the start, languages, tasks, marks and times. Text is put
-//! together from bytes, so that a character may be spread over several tokens.
+//! The tokens of Whisper: text as bytes, then the end, the start, languages, tasks, marks and times. Text is assembled
+//! from bytes, so a character may be spread over several tokens.
 
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -19,27 +19,27 @@ pub const LANGUAGES: [&str; 100] = [
 /// Languages whose words are not separated by spaces.
 const WITHOUT_SPACES: [&str; 6] = ["zh", "ja", "th", "lo", "my", "yue"];
 
-/// Tokens of the English-only models.
+/// Vocabulary size of the English-only models.
 const ENGLISH_ONLY: usize = 51_864;
-/// Seconds of one step of a time token.
+/// Seconds per step of time tokens.
 pub(crate) const TIME_STEP: f64 = 0.02;
 
 /// The vocabulary of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct Vocabulary {
-    /// The bytes of each token that is text: all ids below `end`.
+    /// The bytes of each text token: all ids below `end`.
     pieces: Vec<Vec<u8>>,
     /// `<|endoftext|>`.
     pub end: u32,
     /// `<|startoftranscript|>`.
     pub start: u32,
-    /// Codes of languages and their tokens; empty in a model that knows English alone.
+    /// Codes of languages and their tokens; empty in an English-only model.
     pub languages: Vec<(String, u32)>,
     pub translate: u32,
     pub transcribe: u32,
     /// `<|startoflm|>`, which is never written.
     pub start_of_lm: u32,
-    /// `<|startofprev|>`: the text before the window follows.
+    /// `<|startofprev|>`: followed by the text before the window.
     pub previous: u32,
     pub no_speech: u32,
     pub no_timestamps: u32,
@@ -49,7 +49,7 @@ fn is_printable(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff)
 }
 
-/// The character that stands for a byte: see [`byte_of`].
+/// The character that represents a byte: see [`byte_of`].
 pub(super) fn char_of(byte: u8) -> char {
     match is_printable(byte) {
         true => char::from(byte),
@@ -60,7 +60,7 @@ pub(super) fn char_of(byte: u8) -> char {
     }
 }
 
-/// The byte of a character of byte-level tokenizers, which stand for bytes by printable characters (GPT-2).
+/// The byte of a character in byte-level tokenizers, which represent bytes by printable characters (GPT-2).
 fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         code if code < 256 && is_printable(code as u8) => Some(code as u8),
@@ -104,10 +104,10 @@ impl Vocabulary {
         vocabulary.checked(len).map_err(wrong)
     }
 
-    /// From the bytes of the text tokens, for a model of `len` tokens. The others have their usual order.
+    /// From the bytes of the text tokens, for a model of `len` tokens. The other tokens have their usual order.
     pub fn of_pieces(mut pieces: Vec<Vec<u8>>, len: usize, path: &Path) -> Result<Vocabulary> {
         let wrong = |what: String| Error::format(path, "vocabulary", what);
-        // The file of a multilingual model lists one token of text more than it has.
+        // The file of a multilingual model lists one text token more than the model has.
         let end = if len == ENGLISH_ONLY { 50_256 } else { 50_257 };
         let languages = len.checked_sub(end as usize + 8 + 1501).filter(|&count| count <= LANGUAGES.len());
         let Some(count) = languages.filter(|_| pieces.len() >= end as usize) else {
@@ -131,7 +131,7 @@ impl Vocabulary {
         vocabulary.checked(len).map_err(wrong)
     }
 
-    /// Bytes as text, all languages, and times for windows of `positions`; and the number of all tokens.
+    /// Bytes as text, all languages, and times for windows of `positions`; also returns the number of all tokens.
     pub fn of_bytes(positions: usize) -> (Vocabulary, usize) {
         let languages = LANGUAGES.iter().zip(258..).map(|(code, id)| (code.to_string(), id)).collect();
         let vocabulary = Vocabulary {
@@ -149,7 +149,7 @@ impl Vocabulary {
         (vocabulary, 364 + positions + 1)
     }
 
-    /// The last checks; forgets the languages of a model that knows one.
+    /// Final checks; clears the languages of an English-only model.
     fn checked(mut self, len: usize) -> Result<Vocabulary, String> {
         if self.no_timestamps as usize + 1 >= len {
             return Err("it has no tokens for times".into());
@@ -163,7 +163,7 @@ impl Vocabulary {
         Ok(self)
     }
 
-    /// The bytes of each token that is text.
+    /// The bytes of each text token.
     pub fn pieces(&self) -> &[Vec<u8>] {
         &self.pieces
     }
@@ -173,7 +173,7 @@ impl Vocabulary {
         self.no_timestamps + 1
     }
 
-    /// Text of tokens; others than text are left out.
+    /// The text of tokens; only text tokens contribute.
     pub fn text(&self, tokens: &[u32]) -> String {
         String::from_utf8_lossy(&self.bytes(tokens)).into_owned()
     }
@@ -187,14 +187,14 @@ impl Vocabulary {
         !WITHOUT_SPACES.contains(&language)
     }
 
-    /// The longest token that a text begins with, and whether it is all of the text.
+    /// The longest token that a text starts with, and whether it is the whole text.
     fn longest(&self, index: &HashMap<&[u8], u32>, text: &str) -> Option<(u32, bool)> {
         let bytes = text.as_bytes();
         (1..=bytes.len()).rev().find_map(|end| index.get(&bytes[..end]).map(|&id| (id, end == bytes.len())))
     }
 
-    /// Tokens that are never written: marks of speakers and of music, and everything that is no text but the end and
-    /// times.
+    /// Tokens that are never written: marks of speakers and of music, and the special tokens of tasks, starts, previous
+    /// text and no speech.
     pub fn suppressed(&self) -> Vec<u32> {
         let index: HashMap<&[u8], u32> =
             self.pieces.iter().enumerate().map(|(id, piece)| (&piece[..], id as u32)).collect();
@@ -217,13 +217,13 @@ impl Vocabulary {
         tokens
     }
 
-    /// Tokens that do not begin a text: a space, and the end.
+    /// Tokens that may not start a text: a space, and the end.
     pub fn suppressed_at_start(&self) -> Vec<u32> {
         let space = self.pieces.iter().position(|piece| piece == b" ").map(|id| id as u32);
         space.into_iter().chain([self.end]).collect()
     }
 
-    /// Splits tokens of text into words, each with its number of tokens.
+    /// Splits text tokens into words, each with its number of tokens.
     pub fn words(&self, tokens: &[u32], language: &str) -> Vec<(String, usize)> {
         let characters = self.characters(tokens);
         if !Vocabulary::has_spaces(language) {
@@ -243,7 +243,7 @@ impl Vocabulary {
         words
     }
 
-    /// Splits tokens where their bytes are whole characters.
+    /// Splits tokens into groups whose bytes are whole characters.
     fn characters(&self, tokens: &[u32]) -> Vec<(String, usize)> {
         const REPLACEMENT: char = '\u{fffd}';
         let full: Vec<char> = self.text(tokens).chars().collect();
@@ -251,7 +251,7 @@ impl Vocabulary {
         for end in 1..=tokens.len() {
             let text = self.text(&tokens[from..end]);
             let broken = text.chars().position(|c| c == REPLACEMENT);
-            // A replacement that stands in the whole text too does not come from a character cut in two.
+            // A replacement character that is also in the whole text does not come from a character cut in two.
             if broken.is_none_or(|at| full.get(offset + at) == Some(&REPLACEMENT)) {
                 offset += text.chars().count();
                 found.push((text, end - from));
@@ -294,7 +294,7 @@ mod tests {
         let words = v.words(&tokens, "en");
         let said: Vec<(&str, usize)> = words.iter().map(|(word, count)| (word.as_str(), *count)).collect();
         assert_eq!(said, [(" Hello", 1), (" world", 2), ("!", 1), (" 你", 4)]);
-        // A byte that is no character stays alone.
+        // A byte that is not part of a character stays alone.
         assert_eq!(v.words(&[0xff, 256], "zh").len(), 2);
     }
 

@@ -1,5 +1,5 @@
-//! The time of every word: cross-attention of the heads that follow the sound, smoothed, and the path through it that
-//! goes forward in text and time (dynamic time warping, Sakoe and Chiba 1978).
+//! The time of every word: the cross-attention of the heads that follow the sound is smoothed, and the best monotone
+//! path through text and time is found in it (dynamic time warping, Sakoe and Chiba 1978).
 
 use super::vocabulary::{TIME_STEP, Vocabulary};
 use super::{Encoded, Whisper};
@@ -16,7 +16,7 @@ pub struct Word {
     pub start: f64,
     /// Its end in seconds.
     pub end: f64,
-    /// With the space before it, and punctuation.
+    /// The word with the space before it and punctuation.
     pub word: String,
     /// The mean probability of its tokens.
     pub probability: f64,
@@ -32,27 +32,27 @@ pub(super) struct PlacedWord {
     pub probability: f64,
 }
 
-/// Positions of the median filter.
+/// Width of the median filter, in positions.
 const MEDIAN: usize = 7;
-/// Marks that belong to the word behind them.
+/// Marks that belong to the word after them.
 const OPENING: &str = "\"'“¿([{-";
 /// Marks that belong to the word before them.
 const CLOSING: &str = "\"'.。,，!！?？:：”)]}、";
 /// Marks that end a sentence.
 const SENTENCE_ENDS: &str = ".。!！?？";
 
-/// What alignment needs to know of a model.
+/// The parts of a model that alignment needs.
 pub(super) struct Aligner<'a> {
     pub model: &'a Whisper,
     pub parameters: &'a Parameters<f32>,
     pub vocabulary: &'a Vocabulary,
-    /// Layers and heads of the decoder.
+    /// The decoder's alignment heads: layer and head.
     pub heads: &'a [(usize, usize)],
 }
 
 impl Aligner<'_> {
-    /// Places the words of `tokens`, text only, within a window of `frames` frames. `start` is the prompt's start of a
-    /// transcript with language and task.
+    /// Finds the times of the words of `tokens`, which are text only, within a window of `frames` frames. `start` has
+    /// the tokens that start a transcript, language and task included.
     pub fn words(
         &self,
         tape: &mut Tape<'_, f32>,
@@ -106,7 +106,7 @@ impl Aligner<'_> {
     }
 }
 
-/// Rows become probabilities of the positions that are there; then each column gets mean 0 and deviation 1.
+/// Makes rows sum to 1 over the window's positions, then gives each column mean 0 and standard deviation 1.
 fn normalize(weights: &mut [f32], width: usize) {
     for row in weights.chunks_exact_mut(width) {
         let total: f32 = row.iter().sum();
@@ -143,7 +143,7 @@ fn median(weights: &[f32], width: usize) -> Vec<f32> {
     filtered.collect()
 }
 
-/// The path of the largest sum from the first row and column to the last, one step down, right or both at a time.
+/// The path with the largest sum from the first row and column to the last, in steps down, right or both.
 fn path(weights: &[f32], width: usize) -> Vec<(usize, usize)> {
     let rows = weights.len() / width;
     let (stride, far) = (width + 1, f32::INFINITY);
@@ -177,7 +177,7 @@ fn path(weights: &[f32], width: usize) -> Vec<(usize, usize)> {
     found
 }
 
-/// The column where each row begins.
+/// The column at which the path enters each row.
 fn jumps(path: &[(usize, usize)]) -> Vec<usize> {
     let mut times = Vec::new();
     let mut last = None;
@@ -190,8 +190,8 @@ fn jumps(path: &[(usize, usize)]) -> Vec<usize> {
     times
 }
 
-/// Times that are too long to be words are cut, and punctuation joins its word. Returns the median duration of a word,
-/// at most 0.7 seconds.
+/// Shortens marks at the ends of sentences, and words after them, that last too long, and joins punctuation to its
+/// word. Returns the median duration of a word, at most 0.7 seconds.
 pub(super) fn settle(words: &mut [PlacedWord]) -> f64 {
     let mut durations: Vec<f64> = words.iter().map(|word| word.end - word.start).filter(|&x| x != 0.0).collect();
     durations.sort_by(f64::total_cmp);
@@ -217,7 +217,7 @@ pub(super) fn settle(words: &mut [PlacedWord]) -> f64 {
     median
 }
 
-/// Moves opening marks to the word behind and closing marks to the word before; they leave empty words.
+/// Moves opening marks to the following word and closing marks to the preceding one, leaving empty words behind.
 fn merge_marks(words: &mut [PlacedWord]) {
     let mut behind = words.len().saturating_sub(1);
     for at in (0..behind).rev() {
@@ -248,8 +248,8 @@ pub(super) fn hundredths(seconds: f64) -> f64 {
     (seconds * 100.0).round() / 100.0
 }
 
-/// Fits the words of one segment to its times, and the segment to its words: the first word after a pause is not longer
-/// than two usual words, nor the last.
+/// Fits the words of one segment to its times, and the segment to its words: after a pause, the first word is cut to
+/// twice the median, and a first or last word that exceeds the segment by more than half a second is cut too.
 pub(super) fn fit(words: &mut [Word], segment: &mut (f64, f64), median: f64, last_speech: f64) {
     let longest = 2.0 * median;
     let [first, ..] = words else { return };

@@ -62,7 +62,7 @@ fn flac_is_exact_and_lossy_formats_are_close() {
     ];
     for (name, bytes, tolerance) in files {
         let found = samples_of(bytes.to_vec()).unwrap();
-        // A codec may add a delay: compared where the two agree best.
+        // A codec may add a delay: compared at the shift with the best agreement.
         let off = |shift: usize| {
             let pairs = found.iter().skip(shift + 400).zip(&expected[400..2400]);
             pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
@@ -94,7 +94,7 @@ fn a_bad_file_is_named_and_described() {
 
 #[test]
 fn a_pipe_without_a_length_is_read_to_its_end() {
-    // What `ffmpeg`, `arecord` and `sox` write into a pipe.
+    // The lengths that `ffmpeg`, `arecord` and `sox` write into a pipe.
     for [file, data] in [[u32::MAX; 2], [0x8000_0024, 0x8000_0000], [0x7fff_f024, 0x7fff_f000]] {
         let mut bytes = wav::to_bytes(&tone(800), 16_000);
         bytes[4..8].copy_from_slice(&file.to_le_bytes());
@@ -107,7 +107,7 @@ fn a_pipe_without_a_length_is_read_to_its_end() {
     }
 }
 
-/// The definition in plain loops: mirrored at the start, silent behind the end, every frame by a Fourier sum.
+/// The definition in plain loops: mirrored at the start, silent after the end, every frame by a Fourier sum.
 fn definition(samples: &[f32], filters: &MelFilters) -> Vec<Vec<f64>> {
     let at = |index: i64| match index {
         index if index < 0 => samples.get(-index as usize).copied().unwrap_or(0.0),
@@ -143,7 +143,7 @@ fn definition(samples: &[f32], filters: &MelFilters) -> Vec<Vec<f64>> {
 fn the_spectrogram_is_its_definition_in_windows_of_any_order() {
     let mut samples = tone(3333);
     samples.iter_mut().enumerate().for_each(|(at, x)| *x *= (at as f32 / 3333.0) + 0.1 * ((at * at) as f32).sin());
-    // Quantized as the file has them.
+    // Quantized as in the file.
     let samples: Vec<f32> = samples.iter().map(|x| (x * 32768.0).round() / 32768.0).collect();
     let filters = MelFilters::slaney(20);
     let expected = definition(&samples, &filters);

@@ -1,13 +1,13 @@
-//! BMP files of every depth, written here, and such that lie.
+//! BMP files of every depth, written here, and malformed ones.
 
 use qkv_models::image::Image;
 
-/// A file with the header of Windows; its pixels are rows of whole four bytes, from the bottom up.
+/// A file with the Windows header; its pixel rows are padded to four bytes, from the bottom up.
 struct Bitmap {
     size: [i32; 2],
     bits: u16,
     stored: u32,
-    /// Masks, then a palette: what lies between header and pixels.
+    /// The bytes between header and pixels: masks, then a palette.
     between: Vec<u8>,
     colors: u32,
     pixels: Vec<u8>,
@@ -46,7 +46,7 @@ fn colors(bitmap: &Bitmap) -> Vec<u8> {
     image.points().to_vec()
 }
 
-/// Numbers from 0 on are colors, in this palette.
+/// The palette that pixels index.
 const PALETTE: [[u8; 3]; 4] = [[1, 2, 3], [40, 50, 60], [77, 88, 99], [200, 210, 220]];
 
 fn in_palette(places: &[usize]) -> Vec<u8> {
@@ -62,7 +62,7 @@ fn the_smallest_bitmaps_are_read() {
         ([1, 1], 32, vec![3, 2, 1, 0], vec![1, 2, 3]),
         ([2, 1], 32, vec![3, 2, 1, 0, 6, 5, 4, 9], vec![1, 2, 3, 4, 5, 6]),
         ([1, 2], 32, vec![6, 5, 4, 0, 3, 2, 1, 0], vec![1, 2, 3, 4, 5, 6]),
-        // A negative height: rows from the top down.
+        // A negative height means rows from the top down.
         ([1, -2], 24, vec![3, 2, 1, 0, 6, 5, 4, 0], vec![1, 2, 3, 4, 5, 6]),
         // The padding of the last row may be missing.
         ([1, 1], 24, vec![3, 2, 1], vec![1, 2, 3]),
@@ -79,7 +79,7 @@ fn palettes_of_every_depth_are_looked_up() {
     let two = [0, 1, 0, 0, 1, 1];
     for (size, bits, pixels, places) in [
         ([1, 1], 1, vec![0x80, 0, 0, 0], vec![1]),
-        // Rows of three pixels lie in four bytes each.
+        // Rows of three pixels take four bytes each.
         ([3, 2], 1, vec![0b0110_0000, 0, 0, 0, 0b0100_0000, 0, 0, 0], two.to_vec()),
         ([3, 2], 2, vec![0b1101_0000, 0, 0, 0, 0b0011_1000, 0, 0, 0], vec![0, 3, 2, 3, 1, 0]),
         ([3, 2], 4, vec![0x32, 0x10, 0, 0, 0x12, 0x30, 0, 0], vec![1, 2, 3, 3, 2, 1]),
@@ -113,10 +113,10 @@ fn masks_and_run_lengths_are_read() {
         stored: if bits == 8 { 1 } else { 2 },
         ..Bitmap::plain([4, 2], bits, &PALETTE, pixels)
     };
-    // Two of color 3, then 1, 2 as they are; the end of the row; one to the right, three of color 1; the end.
+    // Two pixels of color 3, then literal 1, 2; end of row; skip one pixel, three of color 1; end.
     let eight = runs(8, &[2, 3, 0, 2, 0, 0, 1, 1, 1, 2, 0, 0, 0, 2, 1, 0, 3, 1, 0, 1]);
     assert_eq!(colors(&eight), in_palette(&[0, 1, 1, 1, 3, 3, 1, 2]));
-    // Three of 1 and 2 in turn, one of 3; then four as they are.
+    // Three pixels alternating 1 and 2, one of 3; then four literal ones.
     let four = runs(4, &[3, 0x12, 1, 0x30, 0, 0, 0, 4, 0x01, 0x23, 0, 1]);
     assert_eq!(colors(&four), in_palette(&[0, 1, 2, 3, 1, 2, 1, 3]));
     assert!(refused(&runs(8, &[5, 1, 0, 1]).bytes()).contains("a run of pixels goes beyond its row"));

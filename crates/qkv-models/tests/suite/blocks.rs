@@ -1,4 +1,4 @@
-//! Blocks of GGUF files, as the `gguf` package of Python widens them.
+//! Blocks of GGUF files are widened as Python's `gguf` package does.
 
 use half::f16;
 use qkv_simd::Isa;
@@ -6,7 +6,7 @@ use qkv_simd::blocks::BlockType;
 use qkv_simd::quantized::{Vectors, products};
 use qkv_simd::team::Team;
 
-/// Blocks of every type, and their values by the `gguf` package of Python.
+/// Blocks of every type, and their values according to Python's `gguf` package.
 #[test]
 fn blocks_are_widened_as_others_do() {
     let golden: Vec<(u32, Vec<u8>, Vec<f32>)> = serde_json::from_str(include_str!("../golden/blocks.json")).unwrap();

@@ -1,5 +1,5 @@
-//! Checkpoints of others, both ways: what is written is read as it was, in one file or in several, and what lies is
-//! refused with the file and the tensor named.
+//! Third-party checkpoint formats, written and read: what is written is read back unchanged, from one file or several,
+//! and malformed files are refused with the file and the tensor named.
 
 use qkv::{Attention, Bias, Features, Mask};
 use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, write};
@@ -84,7 +84,7 @@ fn every_decoder_comes_back_from_its_folder_in_the_words_that_others_have_for_it
             let same = read.parameters.find(name).unwrap_or_else(|| panic!("{name}"));
             assert_eq!(made.parameters.get(param), read.parameters.get(same), "{name}");
         }
-        // Again from there, to the same bytes.
+        // Saved again, it gives the same bytes.
         let again = tempfile::tempdir().unwrap();
         read.save(again.path(), Storage::F32).unwrap();
         for file in ["model.safetensors", "config.json", "tokenizer.json"] {
@@ -99,7 +99,7 @@ fn every_decoder_comes_back_from_its_folder_in_the_words_that_others_have_for_it
     }
 }
 
-/// Cuts the file of a folder into two with an index.
+/// Splits the weights file of a folder into two shards with an index.
 fn cut(folder: &Path) {
     let path = folder.join("model.safetensors");
     let file = TensorFile::open(&path).unwrap();
@@ -146,7 +146,7 @@ fn shards_that_are_missing_or_lead_elsewhere_are_refused_by_name() {
     let second = "model-00002-of-00002.safetensors";
     refused(whole.replace(second, "gone.safetensors"), "its file `gone.safetensors` is missing");
     refused(whole.replace(second, "../up.safetensors"), "which is no `.safetensors` file beside the index");
-    // An index that names itself goes nowhere.
+    // An index that names itself is refused.
     refused(whole.replace(second, "model.safetensors.index.json"), "which is no `.safetensors` file beside the index");
     refused(whole.replace(second, "model-00001-of-00002.safetensors"), "does not have it");
     refused("{\"weight_map\": {}}".into(), "it names no tensor");
@@ -184,7 +184,7 @@ fn settings_that_others_have_and_we_have_not_are_refused_by_name() {
         fs::write(&config, changed.to_string()).unwrap();
         let error = Generator::open(folder.path()).unwrap_err().to_string();
         assert!(error.contains(said), "{field}: {error}");
-        // What can be told is told.
+        // Inspection does not panic.
         let _ = Inspection::of(folder.path());
     }
     let mut changed = whole.clone();
@@ -233,7 +233,7 @@ fn an_encoder_comes_back_from_its_folder() {
     let texts = ["the fox", "dog", "", "lazy lazy lazy dog"];
     let (a, b) = (made.embed(&texts, &machine).unwrap(), read.embed(&texts, &machine).unwrap());
     assert_eq!(a, b);
-    // A text has the same vector whatever else is read beside it.
+    // A text has the same vector whatever else is in the batch.
     for (text, vector) in texts.iter().zip(&a) {
         let alone = &made.embed(&[text], &machine).unwrap()[0];
         assert!(alone.iter().zip(vector).all(|(a, b)| (a - b).abs() < 1e-6), "{text}");

@@ -1,4 +1,4 @@
-//! Gemma 3 in a GGUF file that is made byte by byte: its tokenizer of sentence pieces, its window, and files that lie.
+//! Gemma 3 in a GGUF file made byte by byte: its SentencePiece tokenizer, its window, and malformed files.
 
 use crate::gguf::{Maker, opened, refused, text};
 use qkv_models::chat::Message;
@@ -20,7 +20,7 @@ const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}{{ '<start_o
 /// A token with its type and its score.
 type Token = (String, i32, f32);
 
-/// Special tokens, tokens that a user has defined, bytes, letters, and what they are merged to.
+/// Special tokens, user-defined tokens, bytes, letters, and the tokens merged from them.
 fn vocabulary() -> Vec<Token> {
     let special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"];
     let added = ["\n", "\n\n", "  ", "   ", "<s>", "</s>"];
@@ -36,7 +36,7 @@ fn vocabulary() -> Vec<Token> {
     all
 }
 
-/// A Gemma 3 of three layers, of which the second sees everything, with a window of 8 tokens.
+/// A Gemma 3 with three layers, the second of which is global, and a window of 8 tokens.
 fn small() -> Maker {
     let mut maker = Maker::default();
     maker.word("general.architecture", "gemma3");
@@ -99,7 +99,7 @@ fn numbers(of: &[&str]) -> Vec<u32> {
     of.iter().map(find).collect()
 }
 
-/// The model in f32, as a folder that has been read again: decoding from blocks rounds activations.
+/// The model in f32, saved to a folder and read again, because decoding from blocks rounds activations.
 fn widened(maker: &Maker) -> Generator {
     let folder = tempfile::tempdir().unwrap();
     opened(&maker.bytes()).unwrap().save(folder.path(), Storage::F32).unwrap();
@@ -113,7 +113,7 @@ fn sentence_pieces_are_merged_by_their_scores_and_spelled_in_bytes() {
         for (text, pieces) in [
             ("the", &["t", "he"][..]),
             (" the inger", &["▁the▁", "ing", "er"]),
-            // The higher score first, although the other stands to the left.
+            // The merge with the higher score comes first, although the other is further left.
             ("the\n\nthe", &["t", "he", "\n\n", "t", "he"]),
             ("a\n\n\nb", &["a", "\n\n", "\n", "b"]),
             ("a   b  c d", &["a", "   ", "b", "  ", "c", "▁", "d"]),
@@ -144,7 +144,7 @@ fn a_chat_begins_once_and_ends_with_the_turn() {
     let specials: Vec<u32> = ids.iter().copied().filter(|&id| id < 6).collect();
     let expected = numbers(&["<bos>", "<start_of_turn>", "<end_of_turn>", "<start_of_turn>"]);
     assert_eq!(specials, expected, "what is said stays text");
-    // Whatever the prompt, nothing is said after either of the two tokens that end an answer.
+    // Nothing is generated after either of the two tokens that end an answer.
     let machine = Machine::new(1);
     let ends = numbers(&["<eos>", "<end_of_turn>"]);
     let mut ended = 0;
@@ -173,7 +173,7 @@ fn a_step_through_the_cache_sees_the_window_that_a_whole_pass_sees() {
 
 #[test]
 fn a_token_reaches_as_far_as_the_windows_of_the_layers() {
-    // All layers local: what is further back than three windows cannot be seen.
+    // With all layers local, nothing further back than three windows can be seen.
     let mut maker = small();
     change(&mut maker, "attention.sliding_window_pattern", Some(4));
     let (local, global) = (widened(&maker), widened(&small()));
@@ -192,7 +192,7 @@ fn a_token_reaches_as_far_as_the_windows_of_the_layers() {
     assert!((3..40).all(|at| differs(1, at)));
 }
 
-/// Another value for a key, or none.
+/// Replaces or removes the value of a key.
 fn change(maker: &mut Maker, name: &str, value: Option<u32>) {
     let name = format!("gemma3.{name}");
     let before = maker.values.len();
@@ -263,7 +263,7 @@ fn tokenizers_that_lie_are_refused_by_their_key() {
     let mut maker = without("model");
     maker.word("tokenizer.ggml.model", "rwkv");
     refused(&maker.bytes(), "it is `rwkv`, expected `gpt2` or `llama`");
-    // Scores that are no numbers have an order, too.
+    // NaN scores have an order, too.
     let mut maker = without("scores");
     let scores: Vec<Vec<u8>> = vocabulary().iter().map(|_| f32::NAN.to_le_bytes().to_vec()).collect();
     maker.list("tokenizer.ggml.scores", 6, &scores);

@@ -1,4 +1,4 @@
-//! GGUF files: a small one is made byte by byte and read back; those that lie are refused.
+//! GGUF files: a small one is made byte by byte and read back; malformed ones are refused.
 
 use proptest::prelude::*;
 use qkv_models::chat::Message;
@@ -6,7 +6,7 @@ use qkv_models::files::gguf::Gguf;
 use qkv_models::{Generation, Generator, Inspection};
 use qkv_nn::Machine;
 
-/// A file on its way.
+/// A file under construction.
 #[derive(Default)]
 pub struct Maker {
     pub values: Vec<Vec<u8>>,
@@ -39,7 +39,7 @@ impl Maker {
         self.value(name, 9, &[head, items.concat()].concat());
     }
 
-    /// A tensor of 8-bit blocks, or of plain numbers where it is a row.
+    /// A tensor of 8-bit blocks, or of plain numbers if it has one axis.
     pub fn tensor(&mut self, name: &str, shape: &[u64]) {
         let count: u64 = shape.iter().product();
         let (kind, bytes) = match shape {
@@ -96,7 +96,7 @@ fn small() -> Maker {
     maker.float("llama.attention.layer_norm_rms_epsilon", 1e-5);
     maker.word("tokenizer.ggml.model", "gpt2");
     maker.word("tokenizer.ggml.pre", "smollm");
-    // Every byte as a character, as the GPTs have them.
+    // Every byte as a character, as in GPT-2.
     let seen = |b: &u32| matches!(b, 33..=126 | 161..=172 | 174..=255);
     let hidden: Vec<u32> = (0..256).filter(|b| !seen(b)).collect();
     let letter = |b: u32| match hidden.iter().position(|&h| h == b) {
@@ -115,7 +115,7 @@ fn small() -> Maker {
     maker.whole("tokenizer.ggml.bos_token_id", 1);
     maker.whole("tokenizer.ggml.eos_token_id", 2);
     maker.word("tokenizer.chat_template", TEMPLATE);
-    // Axes as the format has them, the fastest first.
+    // Axes in the order of the format, the fastest first.
     maker.tensor("token_embd.weight", &[32, count]);
     for (name, shape) in [
         ("attn_norm", &[32][..]),
@@ -144,7 +144,7 @@ pub fn opened(bytes: &[u8]) -> qkv_models::Result<Generator> {
 
 #[test]
 fn a_small_model_speaks_and_its_cache_changes_nothing() {
-    // In f32: decoding from blocks rounds activations to 16 bits, which a whole pass does not.
+    // In f32, because decoding from blocks rounds activations to 16 bits, unlike a pass over whole sequences.
     let folder = tempfile::tempdir().unwrap();
     let quantized = opened(&small().bytes()).unwrap();
     quantized.save(folder.path(), qkv_models::files::tensors::Storage::F32).unwrap();
@@ -170,7 +170,7 @@ fn a_small_model_speaks_and_its_cache_changes_nothing() {
     assert_eq!(cached.tokens, said(&how).tokens);
     let other = Generation { sample: how.sample.map(|s| qkv_models::Sampling { seed: 9, ..s }), ..how.clone() };
     assert_ne!(cached.tokens, said(&other).tokens);
-    // It can be heard only so far.
+    // The caller can stop it early.
     let mut count = 0;
     let found = generator.generate(&ids, &how, &machine, &mut |_| {
         count += 1;
@@ -202,7 +202,7 @@ fn rows_of_queries_and_keys_are_put_in_our_order() {
     let theirs = file.read("blk.0.attn_k.weight").unwrap();
     let name = "layers.0.self_attn.k_proj.weight";
     let ours = generator.parameters.get(generator.parameters.find(name).unwrap());
-    // Heads of eight rows: 0, 2, 4, 6, 1, 3, 5, 7.
+    // The rows of each head of eight come from rows 0, 2, 4, 6, 1, 3, 5, 7.
     let row = |all: &[f32], at: usize| all[at * 32..][..32].to_vec();
     for (at, from) in [0, 2, 4, 6, 1, 3, 5, 7].into_iter().enumerate() {
         assert_eq!(row(ours, at), row(&theirs, from), "row {at}");
@@ -298,7 +298,7 @@ fn few_tokens_read_blocks_and_many_the_widened_numbers_to_the_same_scores() {
 
 #[test]
 fn a_device_decodes_from_blocks_what_the_cpu_decodes_from_their_values() {
-    // Heads of eight, of which a device turns queries and keys apart from their product, and of sixteen.
+    // Heads of width eight, whose queries and keys a device rotates separately from the product, and of width sixteen.
     for heads in [[4, 2], [2, 1]] {
         let mut maker = small();
         for (name, count) in ["llama.attention.head_count", "llama.attention.head_count_kv"].into_iter().zip(heads) {

@@ -1,4 +1,4 @@
-//! Hierarchical attention: what fills up a batch changes nothing, and what a model is comes back from its folder.
+//! Hierarchical attention: padding of a batch changes nothing, and a model is read back from its folder unchanged.
 
 use qkv_models::files::tensors::Storage;
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
@@ -60,7 +60,8 @@ fn both_levels_come_out_with_the_answer_and_sum_to_one() {
     let (han, machine) = (han(qkv::Attention::additive()), Machine::new(1));
     let text = TEXTS[2];
     let read = han.read(text, &machine).unwrap();
-    // Twenty words are three sentences to a model that takes eight at a time; the last of the document is left out.
+    // Twenty words are three sentences for a model with at most eight words per sentence; the document's last one is
+    // left out.
     assert_eq!((read.sentences.len(), read.left_out), (9, 0));
     assert!((read.sentences.iter().map(|sentence| sentence.weight).sum::<f32>() - 1.0).abs() < 1e-5);
     for sentence in &read.sentences {

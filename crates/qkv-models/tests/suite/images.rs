@@ -1,4 +1,4 @@
-//! Images of every kind that the formats have, and files that lie.
+//! Images of every kind that the formats have, and malformed files.
 
 use png::{BitDepth, ColorType, Encoder};
 use qkv_models::image::Image;
@@ -47,7 +47,7 @@ fn every_kind_of_png_becomes_grey_or_colour() {
     assert_eq!(read(&png(8, 1, ColorType::Grayscale, One, &[0b1010_0000])).points()[..3], [255, 0, 255]);
     assert_eq!(read(&png(1, 1, ColorType::Rgb, Eight, &[1, 2, 3])).points(), [1, 2, 3]);
     assert_eq!(read(&png(1, 1, ColorType::Rgb, Sixteen, &[1, 99, 2, 99, 3, 99])).points(), [1, 2, 3]);
-    // What is transparent lies on white.
+    // Transparent pixels are blended with white.
     assert_eq!(read(&png(1, 1, ColorType::GrayscaleAlpha, Eight, &[0, 51])).points(), [204]);
     assert_eq!(read(&png(1, 1, ColorType::Rgba, Eight, &[9, 9, 9, 0])).points(), [255; 3]);
     let indexed = read(&png(2, 1, ColorType::Indexed, Eight, &[0, 1]));
@@ -70,7 +70,7 @@ fn every_kind_of_jpeg_becomes_grey_or_colour() {
     }
 }
 
-/// A BMP of 24 bits: rows from the bottom up, blue first, each filled up to four bytes.
+/// A BMP of 24 bits: rows from the bottom up, blue first, each padded to four bytes.
 fn bmp(width: u32, height: u32, pixels: &[[u8; 3]]) -> Vec<u8> {
     let mut rows = Vec::new();
     for row in pixels.chunks_exact(width as usize).rev() {
@@ -103,7 +103,7 @@ fn webp_and_bmp_become_colour() {
 #[test]
 fn a_photograph_is_turned_as_its_camera_was() {
     let image = read(SIDEWAYS);
-    // Stored 16 × 8, blue on the left; held so that the left side is up.
+    // Stored as 16 × 8 with blue on the left; the orientation turns the left side up.
     assert_eq!((image.width(), image.height()), (8, 16));
     assert!(image.points()[2] > 200 && image.points()[3 * (15 * 8 + 4)] > 200);
 }
@@ -123,7 +123,7 @@ fn files_that_are_cut_off_or_no_images_are_refused() {
 
 #[test]
 fn sizes_that_nobody_has_memory_for_are_refused_before_it_is_asked_for() {
-    // A header that claims 100,000 × 100,000 points; its checksum is right.
+    // A header that claims 100,000 × 100,000 points, with a valid checksum.
     let claims = |width: u32, height: u32| {
         let mut bytes = png(1, 1, ColorType::Rgb, BitDepth::Eight, &[0; 3]);
         bytes[16..20].copy_from_slice(&width.to_be_bytes());
@@ -135,7 +135,7 @@ fn sizes_that_nobody_has_memory_for_are_refused_before_it_is_asked_for() {
     assert!(refused(&claims(100_000, 100_000)).contains("at most 16384 each way"));
     assert!(refused(&claims(16_000, 16_000)).contains("points are taken"));
     assert!(refused(&claims(0, 5)).contains("image"));
-    // The height and width of a JPEG stand behind its SOF marker.
+    // The height and width of a JPEG follow its SOF marker.
     let mut bytes = COLOUR.to_vec();
     let at = bytes.windows(2).position(|two| two == [0xff, 0xc0]).unwrap();
     bytes[at + 5..at + 9].copy_from_slice(&[0xff; 4]);

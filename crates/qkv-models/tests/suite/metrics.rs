@@ -1,4 +1,4 @@
-//! The metrics give what sacrebleu gives, number by number. `golden/make.py` made the values and says of which lines.
+//! The metrics agree with sacrebleu, number by number. `golden/make.py` made the values and documents the lines.
 
 use qkv_models::metrics::{bleu::Bleu, chrf::Chrf, exact::Exact, words::Words};
 use serde_json::Value;

@@ -124,7 +124,7 @@ fn batch() -> Batch {
     Batch::new(pairs, SPECIALS)
 }
 
-/// The same with sources of one length, as a decoder alone reads them side by side.
+/// The same with sources of one length, which a decoder-only model needs in a batch.
 fn even_batch() -> Batch {
     let pairs: [(&[u32], &[u32]); 3] =
         [(&[5, 6, 7, 8], &[12, 13, 14]), (&[9, 8, 11, 4], &[20, 21, 22, 23, 24]), (&[11, 3, 8, 9], &[28])];
@@ -143,7 +143,7 @@ fn the_parallel_pass_and_the_steps_give_the_same_scores_on_a_device() {
     }
 }
 
-/// Models whose attention the CPU computes, by `docs/cuda.md`.
+/// Models whose attention is computed on the CPU: see `docs/cuda.md`.
 const PARTLY_ON_CPU: [&str; 7] = [
     "linear",
     "relative, additive",
@@ -154,11 +154,11 @@ const PARTLY_ON_CPU: [&str; 7] = [
     "hard",
 ];
 
-/// The emulated device and, where there is one, the GPU.
+/// The emulated device and, if there is one, the GPU.
 fn devices() -> Vec<Operations> {
     let operations = [Cuda::emulated(), Cuda::new(0)].map(|cuda| cuda?.operations(Dtype::F32));
     let found = operations.into_iter().filter_map(|operations| {
-        // Around the harness, which captures the output of tests that pass.
+        // Bypasses the harness, which captures the output of passing tests.
         operations.map_err(|error| writeln!(std::io::stderr(), "skipped: {error}")).ok()
     });
     found.collect()
@@ -177,7 +177,7 @@ fn steps_give_the_scores_of_the_parallel_pass(machine: &Machine) {
         for step in 0..length {
             let last: Vec<u32> = (0..3).map(|b| batch.decoder_input.ids[b * length + step]).collect();
             let scores = model.step(&mut tape, &last, &mut state).unwrap();
-            // Without the cache: everything so far, from the start.
+            // Without the cache: all tokens so far are recomputed.
             let so_far: Vec<Vec<u32>> =
                 (0..3).map(|b| batch.decoder_input.ids[b * length..][..=step].to_vec()).collect();
             let uncached = model.scores(&mut tape, &batch.source, &Rows::new(&so_far, 0)).unwrap();
@@ -210,7 +210,7 @@ fn beams_on_a_device_find_what_they_find_on_the_cpu() {
     ];
     for (name, architecture) in [transformers().remove(0), transformers().remove(1), recurrents().remove(0)] {
         let (model, mut parameters) = model(architecture);
-        // Logits that are far apart: rounding does not decide.
+        // Logits far apart, so that rounding does not decide.
         for param in parameters.all().collect::<Vec<_>>() {
             parameters.get_mut(param).iter_mut().for_each(|x| *x *= 2.0);
         }
@@ -280,7 +280,7 @@ fn every_model_trains_on_a_device_as_on_the_cpu() {
             let before = operations.bytes_read();
             let (found, parameters) = train_on(architecture.clone(), 3, &machine);
             machine.check().unwrap();
-            // Nothing but the losses comes back: whoever reads activations or parameters waits for them.
+            // Only the losses are copied back: reading activations or parameters would wait for the device.
             let read = operations.bytes_read() - before;
             assert!(read <= 3 * 64 || PARTLY_ON_CPU.contains(&name), "{name}: {read} bytes came back in three steps");
             for (found, there) in found.iter().zip(&there) {
@@ -340,7 +340,7 @@ fn packed_sequences_do_not_see_each_other() {
         assert!((one.0 - each.0).abs() < 1e-4 * each.0, "{name}: {} {}", one.0, each.0);
         let largest = each.1.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         assert!(one.1.iter().zip(&each.1).all(|(x, y)| (x - y).abs() <= 1e-4 * largest), "{name}");
-        // Whatever stands in the other sequences, the states of the first are the same to the bit.
+        // The states of the first sequence are the same to the bit whatever the other sequences contain.
         let states = |ids: &[u32]| {
             let mut tape = Tape::inference(&parameters, &pool, &machine);
             let x = model.gpt().unwrap().forward_packed(&mut tape, ids, &packed.packed).unwrap();

@@ -1,5 +1,5 @@
-//! Models that look at images learn from pictures that the program draws, come back from their folders, and say where
-//! they looked.
+//! Models that look at images learn from generated pictures, are read back from their folders, and report where they
+//! looked.
 
 use qkv_models::image::Image;
 use qkv_models::metrics::detection::{AveragePrecision, ScoredBox};
@@ -9,7 +9,7 @@ use qkv_nn::Machine;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// A run of a few small pictures, learned by heart.
+/// A run on a few small pictures, which are learned by heart.
 fn recipe(task: &str, model: &str, steps: usize) -> Recipe {
     let text = format!(
         "name = 'small'
@@ -41,15 +41,16 @@ fn recipe(task: &str, model: &str, steps: usize) -> Recipe {
     Recipe::parse(&text, Path::new("small.toml"), &[]).unwrap()
 }
 
-/// Trains a recipe; the pictures it learned from.
+/// Trains a recipe and returns the pictures it learned from.
 fn trained(recipe: &Recipe, folder: &Path) -> Vec<tasks::Scene> {
     let mut run = Run::new(recipe, folder, 2).unwrap();
     run.train(&mut (), &AtomicBool::new(false)).unwrap();
-    // The seed of pictures is separated from others: the constant is that of the data.
+    // Pictures have their own seed, by the constant in `picture_data`.
     tasks::scenes(recipe.seed ^ 0x7363_656e, 6, 2).0
 }
 
-/// The eyes of a model are not trained and no part of its weights; other eyes, beside the model, see something else.
+/// The eyes of a model are not trained and not part of its weights; other eyes in the model's folder see something
+/// else.
 #[test]
 fn a_model_sees_with_eyes_that_are_trained_already() {
     let folder = tempfile::tempdir().unwrap();
@@ -113,7 +114,7 @@ fn a_describer_learns_pictures_by_heart_and_says_where_it_looked() {
     }
 }
 
-/// Hard attention that samples is trained by what its choices led to, and a run that stops goes on with the same bytes.
+/// Sampled hard attention is trained by rewards, and a run that stops resumes with the same bytes.
 #[test]
 fn hard_attention_learns_and_goes_on_where_it_stopped() {
     let model = "kind = 'describe'\ndecoder = 'gru'\ndecoder_layers = 1\n\
@@ -140,8 +141,8 @@ fn hard_attention_learns_and_goes_on_where_it_stopped() {
     assert!(weights("whole") == weights("parts"));
 }
 
-/// A stem that is a ResNet and images in sizes of their own can be trained; of a model that has never seen a word, none
-/// is unknown in what it writes.
+/// A model with a ResNet stem and images of different sizes can be trained; it never writes the unknown token, even if
+/// its training texts contain it.
 #[test]
 fn formulas_of_several_sizes_are_learned_with_a_resnet() {
     let folder = tempfile::tempdir().unwrap();

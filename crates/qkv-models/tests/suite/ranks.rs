@@ -1,4 +1,5 @@
-//! Training on several ranks: the weights are those of one, byte for byte, also where ranks end and others continue.
+//! Training on several ranks gives the weights of one, byte for byte, even if a run is stopped and continued on other
+//! ranks.
 
 use qkv_models::train::{Event, Outcome, Resume, Run, Watcher};
 use qkv_models::{Error, Recipe, Result};
@@ -53,12 +54,12 @@ const HAN: &str = "
     size = 100
 ";
 
-/// Steps of a run: 50 where every case is asked for.
+/// Steps of a run: 50 if every case is tested.
 fn steps() -> u64 {
     if std::env::var_os("QKV_EVERY_CASE").is_some() { 50 } else { 12 }
 }
 
-/// A recipe of 8 micro-batches a step.
+/// A recipe with 8 micro-batches per step.
 fn recipe(kind: &str, place: &Path) -> Recipe {
     recipe_with(kind, place, &[])
 }
@@ -104,7 +105,7 @@ impl Watcher for StopAt<'_> {
     }
 }
 
-/// Each rank has threads of its own, as a process has.
+/// Each rank has its own thread pool, as a process would.
 fn in_own_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap().install(work)
 }
@@ -129,7 +130,7 @@ fn train_on(size: usize, recipe: &Recipe, folder: &Path, stop_at: u64) -> Vec<Re
     })
 }
 
-/// Everything that a run leaves, but for the time that it took.
+/// Everything that a run leaves, except for times.
 fn left(folder: &Path, steps: u64) -> Vec<(String, Vec<u8>)> {
     let read = |name: &str| (name.to_owned(), std::fs::read(folder.join(name)).unwrap());
     let mut found: Vec<_> = ["model.safetensors", "config.json"].into_iter().map(read).collect();
@@ -170,7 +171,7 @@ fn the_weights_do_not_depend_on_the_number_of_ranks() {
             }
             assert_same(&folder, &whole, &format!("{name} on {size} ranks"));
         }
-        // Stopped by its last rank, and continued on others.
+        // Stopped by its last rank, and continued on other numbers of ranks.
         let folder = place.path().join("parts");
         for (size, sixth) in [(3, 1), (1, 2), (8, 3), (2, 4)] {
             for outcome in train_on(size, &recipe, &folder, steps() * sixth / 6) {
@@ -224,10 +225,10 @@ fn checkpoints_in_parts_are_read_by_any_number_of_ranks() {
             1 => assert!(files(step).contains(&"weights.safetensors".into()), "{:?}", files(step)),
             _ => assert!(files(step).contains(&format!("moments-{size:05}-of-{size:05}.safetensors"))),
         }
-        // The files and the state.
+        // The files of tensors, the checksums and the state.
         assert_eq!(files(step).len(), 3 * size + 2, "{:?}", files(step));
     }
-    // Optimizers that are divided write their own part, and read one of any size.
+    // Sharded optimizers write their own parts and read parts of any number.
     let sharded = [&parts[..], &["parallel.optimizer=sharded"]].concat();
     let recipe = recipe_with(GPT, place.path(), &sharded);
     std::fs::write(folder.join("recipe.toml"), recipe.to_toml()).unwrap();
@@ -237,7 +238,7 @@ fn checkpoints_in_parts_are_read_by_any_number_of_ranks() {
     let model = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
     assert!(model(&folder) == model(&whole), "the model differs");
     assert_eq!(files(6).len(), 3 * 3 + 2, "{:?}", files(6));
-    // One process reads the parts, and writes the bytes that it would have written without ranks.
+    // One process reads the parts and writes the same bytes as without ranks.
     assert!(train_on(1, &recipe, &folder, u64::MAX).iter().all(Result::is_ok));
     assert_same_at(&folder, &whole, 6, "written again by one process");
 }
@@ -263,7 +264,7 @@ fn the_bits_of_sequences_over_ranks_depend_on_the_size_of_a_group_alone() {
         assert!(train_on(size, &recipe, &folder, stop).iter().all(Result::is_ok), "on {size} ranks");
     }
     assert_same(&folder, &two, "continued on another number of ranks");
-    // As close to one process as rounding leaves it: the loss of all steps.
+    // The loss of all steps is that of one process up to rounding.
     let whole = place.path().join("whole");
     train_on(1, &recipe_with(GPT, place.path(), &["train.accumulate=4"]), &whole, u64::MAX);
     let without_noise = place.path().join("without_noise");
@@ -299,7 +300,7 @@ fn ranks_that_form_no_groups_are_refused() {
     assert_eq!(said, "`parallel.context` is 2, and a `han` has whole sequences");
 }
 
-/// A part with a bit that changed, and one that is missing, are refused by name.
+/// A part with a flipped bit and a missing part are refused by name.
 fn damage_is_found(part: &Path, run: &Path) {
     let bytes = std::fs::read(part).unwrap();
     let mut damaged = bytes.clone();
@@ -315,7 +316,7 @@ fn damage_is_found(part: &Path, run: &Path) {
     std::fs::write(part, bytes).unwrap();
 }
 
-/// Panics at a step, as a rank does that has a bug.
+/// Panics at a step, as a rank with a bug would.
 struct PanicAt(u64);
 
 impl Watcher for PanicAt {

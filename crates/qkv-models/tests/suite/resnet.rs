@@ -1,4 +1,4 @@
-//! A small ResNet in the layout of TensorFlow.js, against its definition in plain loops, and files that lie.
+//! A small ResNet in the TensorFlow.js layout, against its definition in plain loops, and malformed files.
 
 use qkv_models::ResNet;
 use qkv_models::draws::Draws;
@@ -26,12 +26,12 @@ pub fn write(folder: &Path, tensors: &Tensors) {
     std::fs::write(folder.join("model.json"), model.to_string()).unwrap();
 }
 
-/// A ResNet of one block a stage, two in the first.
+/// A ResNet with one block per stage, two in the first.
 fn small() -> Tensors {
     seeing(5)
 }
 
-/// The same with so many features.
+/// The same with `features` features.
 pub fn seeing(features: usize) -> Tensors {
     let mut draws = Draws::new(5, [1, 2, 3]);
     let mut tensors = Tensors::new();
@@ -83,7 +83,7 @@ impl Plane {
         (y < self.height && x < self.width).then(|| self.data[(y * self.width + x) * self.channels + c])
     }
 
-    /// `value(y, x, channel)` everywhere, `(y, x)` the first pixel of a window.
+    /// Evaluates `value(y, x, channel)` for each window, whose first pixel is `(y, x)`.
     fn windows(
         &self,
         [kernel, stride, padding]: [usize; 3],

@@ -1,5 +1,5 @@
 //! Texts that a device generates side by side are those that the CPU generates one by one: on the emulated device, and
-//! on a GPU where there is one.
+//! on a GPU if there is one.
 
 use qkv::{Attention, Bias, Mask};
 use qkv_cuda::operations::Operations;
@@ -45,7 +45,7 @@ fn models() -> Vec<(&'static str, GptConfig)> {
     };
     let named =
         [("gpt", gpt), ("llama", llama), ("gemma", gemma), ("window", window), ("alibi", alibi), ("sinusoidal", sines)];
-    // The last one attends on the CPU.
+    // The attention of the last one is computed on the CPU.
     named.into_iter().chain([("general score", general)]).collect()
 }
 
@@ -53,7 +53,7 @@ fn generator(sizes: GptConfig) -> Generator {
     let tokenizer = Tokenizer::train(["the quick brown fox jumps over the lazy dog\n"], Kind::Characters).unwrap();
     let config = ModelConfig::new(Architecture::Gpt(sizes), tokenizer.len(), SpecialTokens::of(&tokenizer));
     let (model, mut parameters) = Model::new(&config, 5).unwrap();
-    // Logits that are far apart: rounding does not decide.
+    // Logits far apart, so that rounding does not decide.
     for param in parameters.all().collect::<Vec<_>>() {
         parameters.get_mut(param).iter_mut().for_each(|x| *x *= 3.0);
     }
@@ -66,7 +66,7 @@ fn generator(sizes: GptConfig) -> Generator {
 pub fn devices() -> Vec<Operations> {
     let operations = [Cuda::emulated(), Cuda::new(0)].map(|cuda| cuda?.operations(Dtype::F32));
     let found = operations.into_iter().filter_map(|operations| {
-        // Around the harness, which captures the output of tests that pass.
+        // Bypasses the harness, which captures the output of passing tests.
         operations.map_err(|error| writeln!(std::io::stderr(), "skipped: {error}")).ok()
     });
     found.collect()
@@ -111,10 +111,10 @@ fn settings() -> [(&'static str, Generation); 6] {
 fn texts_side_by_side_are_those_that_are_generated_alone() {
     let (devices, cpu) = (devices(), Machine::new(1));
     for (name, sizes) in models() {
-        // One for each device: a graph needs weights that are there.
+        // One for each device: a graph needs weights that stay resident.
         let generators: Vec<Generator> = devices.iter().map(|_| generator(sizes.clone())).collect();
         let generator = generator(sizes);
-        // Every way of choosing a token, on one model: the emulation takes its time.
+        // Every way of choosing a token, but only on one model, as emulation is slow.
         for (how, settings) in settings().into_iter().take(if name == "llama" { 6 } else { 1 }) {
             let alone = all(&generator, &settings, 1, &cpu);
             for (together, threads) in [(2, 1), (3, 1), (7, 2)] {
@@ -168,7 +168,7 @@ fn side_by_side_a_text_ends_with_the_context() {
     }
 }
 
-/// Each records its step while the other decodes on the same stream.
+/// Each thread records its step while the other decodes on the same stream.
 #[test]
 fn threads_that_share_a_device_get_the_texts_of_one() {
     for operations in devices() {

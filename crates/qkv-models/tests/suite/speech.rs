@@ -1,5 +1,5 @@
-//! A voice learns from sounds that the program makes, comes back from its folder, says what it is told, and attends to
-//! each letter when it sounds.
+//! A voice learns from synthesized sounds, is read back from its folder, says a given text, and attends to each letter
+//! while it sounds.
 
 use qkv_models::audio::{Vocoder, wav};
 use qkv_models::draws::Draws;
@@ -46,7 +46,7 @@ fn train(recipe: &Recipe, folder: &Path) {
     Run::new(recipe, folder, 2).unwrap().train(&mut (), &AtomicBool::new(false)).unwrap();
 }
 
-/// The letter whose tone is the loudest in a frame.
+/// The letter whose tone is nearest to a frame.
 fn loudest(frame: &[f32], tones: &[Vec<f32>]) -> usize {
     let far = |tone: &[f32]| frame.iter().zip(tone).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
     (0..tones.len()).min_by(|&a, &b| far(&tones[a]).total_cmp(&far(&tones[b]))).unwrap()
@@ -122,7 +122,7 @@ fn a_voice_learns_from_lists_of_recordings_and_goes_on_from_another() {
     assert!(run.provenance().is_some());
 }
 
-/// Writes recordings of drawn texts with the times of their letters: `a` sounds for 0.1 s, `b` for 0.3 s.
+/// Writes recordings of texts with the times of their letters: `a` sounds for 0.1 s, `b` for 0.3 s.
 fn timed_tones(folder: &Path, name: &str, count: usize) -> String {
     let mut list = String::new();
     for at in 0..count {
@@ -156,7 +156,7 @@ fn a_voice_learns_how_long_letters_sound_and_attends_to_them_then() {
             let longest = text.chars().map(|letter| if letter == 'a' { 0.1 } else { 0.3 });
             let (expected, found) = (longest.clone().sum::<f64>(), speech.samples.len() as f64 / 16_000.0);
             assert!(speech.ended && (found - expected).abs() < 0.15, "{found} s of {text}, not {expected}");
-            // The letter that has most of the attention is the one that sounds.
+            // The letter with the most attention is the one that sounds.
             let ends: Vec<f64> = longest
                 .scan(0.0, |end, one| {
                     *end += one;

@@ -1,5 +1,5 @@
-//! What tensor files promise: what is written is read, to the bits or to the precision asked for; the same tensors are
-//! the same bytes; and a file that lies is refused with its name and the tensor's.
+//! Promises of tensor files: what is written is read back, exactly or to the requested precision; the same tensors give
+//! the same bytes; and a malformed file is refused with its name and the tensor's.
 
 use proptest::prelude::*;
 use qkv_models::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes, write};
@@ -42,7 +42,7 @@ proptest! {
             }
         }
         prop_assert_eq!(file.names().collect::<Vec<_>>(), ["w"]);
-        // What has been rounded once is not rounded again.
+        // Rounding is idempotent.
         let again = to_bytes(&[NamedTensor { values: &read, ..tensor }], Storage::Rows8).expect("bytes");
         let twice = TensorFile::from_bytes(again, "m").expect("valid").read("w").expect("it is there");
         for (once, twice) in read.iter().zip(&twice) {
@@ -142,7 +142,7 @@ fn sizes_whose_sum_wraps_around_to_the_right_one_are_refused() {
     let mut header = String::from("{");
     let mut from = 0u64;
     for at in 0..8 {
-        // The last one ends where the sum with the header's length is, modulo 2⁶⁴, the length of the file.
+        // The last one ends such that its sum with the header's length is, modulo 2⁶⁴, the length of the file.
         let to = if at < 7 { from + MOST } else { 0u64.wrapping_sub(8 + 1000) };
         let comma = if at > 0 { "," } else { "" };
         header += &format!(

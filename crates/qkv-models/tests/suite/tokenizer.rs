@@ -1,11 +1,11 @@
-//! What a tokenizer promises: text comes back, Han characters stay alone, training is a function of its texts, and a
-//! file that is not a tokenizer is refused by name.
+//! Promises of a tokenizer: text survives the round trip, Han characters stay single, training is a function of its
+//! texts, and a file that is not a tokenizer is refused by name.
 
 use proptest::prelude::*;
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use std::sync::LazyLock;
 
-/// A little of everything that a corpus has.
+/// A little of everything found in a corpus.
 const TEXTS: [&str; 12] = [
     "好久不见，你好吗？",
     "我很好，谢谢你。今天是2026年11月15日。",
@@ -96,7 +96,7 @@ fn a_file_that_is_no_tokenizer_is_refused_by_name() {
     assert!(refused("").starts_with("`t.json`: tokenizer: not valid: EOF"));
     assert_eq!(refused("{\"version\":\"1.0\"}"), "`t.json`: field `model`: it is missing");
     let model = |model: &str| format!("{{\"version\":\"1.0\",\"model\":{model}}}");
-    // Each of these makes the library that reads the file panic, or worse, when it is handed to it unseen.
+    // Unchecked, each of these makes the library that reads the file panic, or worse.
     let merges = model(r#"{"type":"BPE","vocab":{"abc":0},"merges":[["abc","abc"]]}"#);
     assert_eq!(refused(&merges), "`t.json`: field `model.merges[0]`: `abcabc` is not in the vocabulary");
     let prefix = model(r#"{"type":"BPE","continuing_subword_prefix":"@@@@","vocab":{"a":0,"b":1},"merges":["a b"]}"#);
@@ -138,5 +138,5 @@ proptest! {
     }
 }
 
-/// A file that is small enough to be spoiled anywhere.
+/// A file small enough to corrupt at every position.
 static SMALL: LazyLock<String> = LazyLock::new(|| train(270).to_json());

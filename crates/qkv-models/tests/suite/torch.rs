@@ -1,5 +1,4 @@
-//! Checkpoints of PyTorch are read without being run, and the formulas of `latex-ocr-junia` and pix2tex, which come in
-//! one.
+//! PyTorch checkpoints are read without executing them, among them `latex-ocr-junia` and pix2tex, which read formulas.
 
 use crate::archive::zip;
 use qkv_models::files::tensors::Storage;
@@ -17,7 +16,7 @@ fn numbers(of: &[usize]) -> Vec<u8> {
     [b"(".to_vec(), each.collect(), b"t".to_vec()].concat()
 }
 
-/// A tensor over the file `key`, as `torch.save` describes it.
+/// A tensor stored in the file `key`, as `torch.save` describes it.
 fn tensor(key: &str, shape: &[usize], strides: &[usize]) -> Vec<u8> {
     let storage = [text("storage"), b"ctorch\nFloatStorage\n".to_vec(), text(key), text("cpu"), b"K\x04".to_vec()];
     let arguments = [b"((".to_vec(), storage.concat(), b"tQK\0".to_vec(), numbers(shape), numbers(strides)].concat();
@@ -25,7 +24,7 @@ fn tensor(key: &str, shape: &[usize], strides: &[usize]) -> Vec<u8> {
     [b"ctorch._utils\n_rebuild_tensor_v2\n".to_vec(), arguments, rest].concat()
 }
 
-/// A checkpoint with these entries of a dictionary, and files of values.
+/// A checkpoint with these dictionary entries and files of values.
 fn checkpoint(entries: &[(&str, Vec<u8>)], files: Vec<Vec<f32>>) -> Vec<u8> {
     let entries: Vec<u8> = entries.iter().flat_map(|(name, value)| [text(name), value.clone()].concat()).collect();
     let pickle = [b"\x80\x02}(".to_vec(), entries, b"u.".to_vec()].concat();
@@ -74,7 +73,7 @@ fn tensors_beyond_their_values_and_files_of_another_kind_are_refused() {
     assert!(wrong(zip(&[("a/data.pkl".into(), b"\x80\x02R.".to_vec())])).contains("empty stack"));
 }
 
-/// A model of `latex-ocr-junia` that writes what its bias says.
+/// A `latex-ocr-junia` model whose bias determines what it writes.
 #[test]
 fn a_reader_of_formulas_comes_from_a_checkpoint_of_pytorch() {
     let folder = tempfile::tempdir().unwrap();
@@ -136,7 +135,7 @@ fn a_reader_of_formulas_comes_from_a_checkpoint_of_pytorch() {
     assert_eq!(found[0][0].text, "xxxxx");
 }
 
-/// The tensors of a small pix2tex: its ResNet has the widths that are fixed in its code.
+/// The tensors of a small pix2tex; the widths of its ResNet are fixed in its code.
 fn pix2tex_shapes() -> Vec<(String, Vec<usize>)> {
     let mut shapes: Vec<(String, Vec<usize>)> = vec![
         ("encoder.cls_token".into(), vec![1, 1, 32]),
@@ -188,7 +187,7 @@ fn pix2tex_shapes() -> Vec<(String, Vec<usize>)> {
     shapes
 }
 
-/// A folder as pix2tex has it, with these values of each tensor.
+/// A folder in pix2tex's layout, with these values of each tensor.
 fn pix2tex(values: impl Fn(usize, &str, usize) -> Vec<f32>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| {
@@ -230,7 +229,7 @@ fn pix2tex(values: impl Fn(usize, &str, usize) -> Vec<f32>) -> tempfile::TempDir
     folder
 }
 
-/// The numbers of a tensor: `dev/pix2tex.py` gives the original's code the same.
+/// The values of a tensor; `dev/pix2tex.py` passes the same to the original code.
 fn sines(at: usize, _: &str, len: usize) -> Vec<f32> {
     (0..len).map(|i| (0.5 * (0.7 * i as f64 + at as f64).sin()) as f32).collect()
 }
@@ -252,12 +251,12 @@ fn pix2tex_writes_what_its_own_code_writes() {
     let found = describer.describe(&images, &Search::greedy(), &machine).unwrap();
     assert_eq!((&found[0][0].text[..], &found[0]), ("yyyyyyy", &found[2]));
     assert!((found[0][0].log_probability + 0.92439).abs() < 2e-4, "{}", found[0][0].log_probability);
-    // An image of another size has other places, and the class token is none of them.
+    // An image of another size has other places; the class token is not one of them.
     for (image, grid) in images.iter().zip([[2, 6], [2, 2]]) {
         let looked = describer.look_at(image, &found[0][0].tokens[..1], &machine).unwrap();
         assert_eq!((looked.grid, looked.weights[0].len()), (grid, grid[0] * grid[1]));
     }
-    // What was read is a model of ours, and stays the same when it is saved.
+    // The model can be saved in qkv's own format and stays the same.
     let saved = tempfile::tempdir().unwrap();
     describer.save(saved.path(), Storage::F32).unwrap();
     let again = Describer::open(saved.path()).unwrap();

@@ -1,4 +1,4 @@
-//! What is true of a run: it can stop anywhere and ends the same; it learns what it is given; it refuses what it cannot
+//! Promises of a run: it can stop anywhere and ends with the same result; it learns its data; it refuses what it cannot
 //! use.
 
 use qkv_models::files::tensors::Storage;
@@ -81,7 +81,7 @@ fn a_run_that_stopped_anywhere_ends_as_if_it_never_had() {
         ] {
             assert!(bytes(&whole, name) == bytes(&parts, name), "{name} differs after {changes:?}");
         }
-        // The measurements are those of one run, but for the time they took.
+        // The metrics are those of an uninterrupted run, except for the seconds.
         let lines = |folder: &Path| -> Vec<serde_json::Value> {
             let text = String::from_utf8(bytes(folder, "metrics.jsonl")).unwrap();
             let line = |line: &str| {
@@ -101,7 +101,7 @@ fn a_checkpoint_that_was_cut_off_does_not_count() {
     let folder = place.path().join("run");
     let stop = AtomicBool::new(false);
     Run::new(&recipe(&[]), &folder, 1).unwrap().train(&mut StopAt(9, &stop), &stop).unwrap();
-    // A kill in the middle of writing leaves a folder without its last file, under another name or this one.
+    // A kill in the middle of writing leaves a folder without its last file, under a temporary name or this one.
     let half = folder.join("checkpoints/00000011");
     std::fs::create_dir(&half).unwrap();
     std::fs::write(half.join("weights.safetensors"), b"half").unwrap();
@@ -345,7 +345,7 @@ fn a_small_model_learns_to_copy_and_its_alignment_is_the_diagonal() {
     assert!(2 * diagonal.count() > alignment.weights.len(), "{alignment:?}");
 }
 
-/// With packed matrices, in f32 and in 8 bits: alone or among others, on one thread or on two, a sentence has the same
+/// With packed matrices, in f32 and in 8 bits: alone or in a batch, on one thread or two, a sentence has the same
 /// translations and scores, bit for bit.
 fn bits_do_not_depend_on_the_batch(translator: &Translator, lines: &[&str], search: &Search) {
     for int8 in [false, true] {
@@ -373,7 +373,7 @@ fn search_finds_what_it_promises() {
     let search = Search { beam: 4, ..Search::default() };
     let all = translator.translate(&lines, &search, &machine).unwrap();
     for (line, found) in lines.iter().zip(&all) {
-        // Alone or among others, with the cache or without, a sentence is translated the same.
+        // Alone or in a batch, with or without the cache, a sentence gets the same translation.
         let alone = translator.translate(&[line], &search, &machine).unwrap();
         assert_eq!(alone[0][0].tokens, found[0].tokens);
         assert!(found.windows(2).all(|two| two[0].score >= two[1].score));

@@ -1,4 +1,5 @@
-//! Vision: what a model is comes back from its folder, in the names that others read; folders that lie are refused.
+//! Vision models are read back from their folders unchanged, with tensor names that others read; malformed folders are
+//! refused.
 
 use qkv_models::files::tensors::{Storage, TensorFile};
 use qkv_models::image::Image;
@@ -48,7 +49,7 @@ fn an_image_of_any_size_is_seen_the_same_alone_and_beside_others() {
 
 #[test]
 fn patches_are_cut_where_they_stand() {
-    // Only the last patch changes: so does what is computed from it, and nothing that stands before it in the folder.
+    // Only the last patch changes, and with it the result.
     let (vit, machine) = (vit(1), Machine::new(1));
     let mut points = vec![9; 64];
     let one = vit.classify(&[Image::new(8, 8, 1, points.clone()).unwrap()], &machine).unwrap();

@@ -1,4 +1,4 @@
-//! Whisper: the same model in every format, and recognition with models that know nothing, which must end all the same.
+//! Whisper: the same model in every format, and recognition with untrained models, which must end all the same.
 
 use qkv_models::audio::{MelFilters, Recording, Spectrogram, wav};
 use qkv_models::files::tensors::{Storage, TensorFile};
@@ -49,7 +49,7 @@ fn as_ctranslate2(folder: &Path, heads: [u16; 2]) -> Vec<u8> {
         values.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
         tensors.push(bytes);
     };
-    // Keys have no bias in the Hugging Face layout, and a zero one here.
+    // Keys have no bias in the Hugging Face layout and a zero bias here.
     let read = |name: &str, width: usize| match file.shape(name) {
         Some(shape) => (shape.to_vec(), file.read(name).unwrap()),
         None => (vec![width], vec![0.0; width]),
@@ -129,7 +129,7 @@ fn a_model_is_the_same_in_the_hugging_face_layout_and_as_ctranslate2() {
     }
 }
 
-/// A ggml file with random weights, in the sizes of the published multilingual models where they cannot be others.
+/// A ggml file with random weights; sizes are those of the published multilingual models if they cannot differ.
 fn ggml() -> (Vec<u8>, MelFilters) {
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     let (tokens, positions, text, width, inner, bands) = (51_865, 10, 48, 8, 12, 80);
@@ -201,7 +201,7 @@ fn a_ggml_file_is_read_and_converted() {
     let read = Recognizer::open(&converted).unwrap();
     assert_eq!(read.outputs(&window(&read), &[50_258, 50_259, 50_359], &machine).unwrap(), expected);
     assert_eq!(read.languages(), model.languages());
-    // A tensor that is missing is named.
+    // A missing tensor is named.
     std::fs::write(&path, &bytes[..bytes.len() - (44 + 32)]).unwrap();
     let error = Recognizer::open(&path).unwrap_err().to_string();
     assert!(error.contains("tensor `decoder.ln.bias`: it is missing") || error.contains("announced"), "{error}");

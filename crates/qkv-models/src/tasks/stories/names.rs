@@ -39,7 +39,7 @@ pub(super) fn river(draws: &mut Draws) -> String {
     draws.pick(&RIVERS).to_owned()
 }
 
-/// Draws until no name is part of another.
+/// Draws `N` names, none of which contains another.
 fn apart<const N: usize>(mut drawn: impl FnMut() -> String) -> [String; N] {
     let mut found: Vec<String> = Vec::new();
     while found.len() < N {

@@ -1,5 +1,5 @@
-//! Checks of a `tokenizer.json` before the library parses it: numbers of tokens, how much rules may lengthen a text,
-//! and merges that lead out of the vocabulary, on which the library panics.
+//! Checks of a `tokenizer.json` before the library parses it: the number of tokens, how much rules may lengthen a text,
+//! and merges of tokens outside the vocabulary, on which the library panics.
 
 use crate::files::input;
 use crate::{Error, Result};
@@ -14,10 +14,10 @@ use std::path::Path;
 pub(super) const MAX_TOKENS: usize = 1 << 20;
 /// The largest number of merges or added tokens.
 const MAX_ENTRIES: usize = 1 << 21;
-/// The largest factor by which normalizer or decoder may lengthen a text. Those of known tokenizers stay below 128.
+/// The largest factor by which the normalizer or decoder may lengthen a text. Known tokenizers stay below 128.
 const MAX_GROWTH: u64 = 256;
 
-/// The bytes of a file of a plausible size.
+/// The bytes of a file, if its size is plausible.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     input::read(path, input::TOKENIZER_MAX)
 }
@@ -43,7 +43,7 @@ struct ModelOutline {
     merges: Option<Count>,
 }
 
-/// The merges of a model, parsed once its sizes are known to be plausible.
+/// The merges of a model, parsed after its sizes have been found plausible.
 #[derive(Deserialize)]
 struct MergesFile<'a> {
     #[serde(borrow)]
@@ -59,7 +59,7 @@ struct Merges<'a> {
     merges: Vec<Merge<'a>>,
 }
 
-/// A piece of text, borrowed from the file where nothing in it is escaped: there are hundreds of thousands.
+/// A piece of text, borrowed from the file unless it contains escapes, as there are hundreds of thousands.
 #[derive(Deserialize, PartialEq, Eq, Hash)]
 #[serde(transparent)]
 struct Piece<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -107,7 +107,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
     }
 }
 
-/// Number of entries of a list or an object, which are not stored.
+/// Number of entries of a list or an object; the entries are not stored.
 #[derive(Default)]
 struct Count(usize);
 
@@ -179,7 +179,7 @@ pub(super) fn check(bytes: &[u8], path: &Path) -> Result<u64> {
     Ok(growth)
 }
 
-/// Refuses merges that lead out of the vocabulary.
+/// Rejects merges that involve tokens outside the vocabulary.
 fn check_merges(bytes: &[u8], path: &Path) -> Result<()> {
     let wrong = |field: &str, what: String| Error::format(path, format!("field `{field}`"), what);
     let file: MergesFile<'_> = serde_json::from_slice(bytes).map_err(|e| wrong("model.vocab", e.to_string()))?;
@@ -207,7 +207,7 @@ fn check_merges(bytes: &[u8], path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// An upper bound on the factor by which a normalizer or decoder lengthens a text, in bytes: rules in a sequence
+/// An upper bound on the factor by which a normalizer or decoder lengthens a text in bytes; the factors of a sequence
 /// multiply.
 fn growth(rule: &Value) -> u64 {
     let text = |name: &str| rule.get(name).and_then(Value::as_str).unwrap_or_default().len() as u64;
@@ -219,12 +219,12 @@ fn growth(rule: &Value) -> u64 {
         "Replace" => {
             let content = text("content");
             match rule.pointer("/pattern/String").and_then(Value::as_str).map_or(0, str::len) as u64 {
-                // A regular expression may match every byte, and between any two.
+                // A regular expression may match every byte and also between any two.
                 0 => content.saturating_mul(2).max(1),
                 pattern => content.div_ceil(pattern).max(1),
             }
         }
-        // Characters that decompose: U+FDFA has 3 bytes, and 33 decomposed.
+        // Decomposition: U+FDFA has 3 bytes, and 33 when decomposed.
         "NFKC" | "NFKD" => 11,
         "NFC" | "NFD" | "Lowercase" | "BertNormalizer" => 3,
         "Precompiled" => 11,
@@ -255,7 +255,7 @@ mod tests {
         }
         let regex = r#"{"type":"Replace","pattern":{"Regex":"x*"},"content":"yyyyyyyyyyyyyyyyyyyy"}"#;
         assert!(refused(&file("normalizer", "normalizers", &[regex; 2].join(","))).contains("1600-fold"));
-        // Of a Llama, of a T5 and of an XLM-R.
+        // From Llama, T5 and XLM-R.
         let space = r#"{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"}"#;
         let runs = r#"{"type":"Precompiled"},{"type":"Replace","pattern":{"Regex":" {2,}"},"content":"▁"}"#;
         for known in [space, runs, r#"{"type":"NFKC"},{"type":"Lowercase"}"#] {

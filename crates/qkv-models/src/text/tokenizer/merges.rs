@@ -1,5 +1,5 @@
-//! BPE-dropout (Provilkov et al. 2020, arXiv:1910.13267): a text is tokenized again with each merge left out at random,
-//! so that a model that has seen few texts sees its words in many pieces.
+//! BPE-dropout (Provilkov et al. 2020, arXiv:1910.13267): texts are tokenized again with merges skipped at random, so
+//! that a model trained on little text sees its words in many segmentations.
 
 use super::Tokenizer;
 use crate::draws::Draws;
@@ -9,16 +9,16 @@ use std::collections::HashMap;
 /// The merges of a BPE tokenizer, by token ids.
 #[derive(Clone, Debug)]
 pub(crate) struct Merges {
-    /// The order of a merge and the token that it makes.
+    /// The rank of a merge and the token that it makes.
     made: HashMap<(u32, u32), (usize, u32)>,
-    /// The two parts of a token.
+    /// The two parts that a token is merged from.
     parts: HashMap<u32, (u32, u32)>,
-    /// Tokens that begin a word, with the space before it.
+    /// Whether a token begins a word, with the space before it.
     starts: Vec<bool>,
 }
 
 impl Merges {
-    /// The merges of a tokenizer; `None` where it has none.
+    /// The merges of a tokenizer; `None` if it has none.
     pub fn of(tokenizer: &Tokenizer) -> Option<Merges> {
         let file: Value = serde_json::from_str(&tokenizer.to_json()).ok()?;
         let id = |name: &str| tokenizer.inner.token_to_id(name);
@@ -39,13 +39,13 @@ impl Merges {
         (!made.is_empty()).then_some(Merges { made, parts, starts })
     }
 
-    /// The same text in other tokens: from characters on, each merge is left out with probability `share` whenever it
-    /// could be made.
+    /// The same text in other tokens: merged again from characters, with each possible merge skipped with probability
+    /// `share` every time.
     pub fn dropout(&self, ids: &[u32], share: f64, draws: &mut Draws) -> Vec<u32> {
         let mut characters = Vec::with_capacity(4 * ids.len());
         ids.iter().for_each(|&id| self.split(id, &mut characters));
         let mut found = Vec::with_capacity(characters.len());
-        // No merge joins two words, and the time is quadratic in the length of one.
+        // No merge joins two words, and the time is quadratic in a word's length.
         for word in characters.chunk_by(|_, &next| !self.starts.get(next as usize).is_some_and(|&starts| starts)) {
             let from = found.len();
             found.extend_from_slice(word);
@@ -57,7 +57,7 @@ impl Merges {
         found
     }
 
-    /// The place of the first merge in order that is not left out, and the token that it makes.
+    /// The place of the first merge, by rank, that is not skipped, and the token that it makes.
     fn first(&self, word: &[u32], share: f64, draws: &mut Draws) -> Option<(usize, u32)> {
         let possible = word.windows(2).enumerate().filter_map(|(at, pair)| {
             let &(order, whole) = self.made.get(&(pair[0], pair[1]))?;
@@ -66,7 +66,7 @@ impl Merges {
         possible.min().map(|(_, at, whole)| (at, whole))
     }
 
-    /// The parts of a token that no merge made.
+    /// Appends the characters of a token: the parts that no merge made.
     fn split(&self, id: u32, characters: &mut Vec<u32>) {
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {

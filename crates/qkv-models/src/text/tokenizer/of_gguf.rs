@@ -1,5 +1,5 @@
-//! The tokenizer of a GGUF file, as the `tokenizer.json` it was made from: the byte-level BPE of the GPTs, or the BPE
-//! of SentencePiece (Kudo and Richardson 2018, arXiv:1808.06226), which Llama and Gemma have.
+//! The tokenizer of a GGUF file, as the `tokenizer.json` that it was made from: GPT's byte-level BPE, or
+//! SentencePiece's BPE (Kudo and Richardson 2018, arXiv:1808.06226), as in Llama and Gemma.
 
 use crate::files::gguf::{Gguf, MetadataValue};
 use crate::{Error, Result};
@@ -13,17 +13,17 @@ const CONTROL: f64 = 3.0;
 const ADDED: f64 = 4.0;
 const BYTE: f64 = 6.0;
 
-/// The mark that SentencePiece has for a space.
+/// SentencePiece's mark for a space.
 const SPACE: &str = "▁";
 
-/// How Qwen2 cuts text: contractions, words, single digits, punctuation, line ends, spaces.
+/// How Qwen2 splits text: contractions, words, single digits, punctuation, line ends, spaces.
 const QWEN2: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
-/// A `tokenizer.json`. Written from here, as vocabulary and merges have hundreds of thousands of entries, which a
-/// [`Value`] would copy.
+/// A `tokenizer.json`. It is serialized from this struct, as a [`Value`] would copy the hundreds of thousands of
+/// entries of vocabulary and merges.
 #[derive(Serialize)]
 struct TokenizerFile<'a, M> {
     version: &'static str,
@@ -65,7 +65,7 @@ impl<M: Serialize> TokenizerFile<'_, M> {
 struct GgufTokens<'a> {
     file: &'a Gguf,
     tokens: &'a [String],
-    /// Empty where all are of the normal type.
+    /// Empty if all are of the normal type.
     kinds: &'a [f64],
     numbers: HashMap<&'a str, usize>,
 }
@@ -103,7 +103,7 @@ impl<'a> GgufTokens<'a> {
         self.kinds.iter().position(|&found| found == kind).map(|id| self.tokens[id].as_str())
     }
 
-    /// Tokens that are found in a text before it is cut: control tokens, and those that a user has defined.
+    /// Tokens that are matched before a text is split: control tokens and user-defined ones.
     fn added(&self) -> Vec<Value> {
         let added = self.tokens.iter().zip(self.kinds).enumerate();
         let added = added.filter(|(_, (_, kind))| [CONTROL, ADDED].contains(kind));
@@ -114,7 +114,7 @@ impl<'a> GgufTokens<'a> {
         added.map(entry).collect()
     }
 
-    /// What puts the start token before a text, where the file asks for one.
+    /// The post-processor that puts the start token before a text, if the file asks for one.
     fn post_processor(&self) -> Result<Value> {
         if !flag(self.file, "tokenizer.ggml.add_bos_token", false)? {
             return Ok(Value::Null);
@@ -153,7 +153,7 @@ impl<'a> GgufTokens<'a> {
         self.file_with(model, [normalizer, cutting, bytes])
     }
 
-    /// The BPE of SentencePiece: spaces are marked, characters that are not in the vocabulary are spelled in bytes.
+    /// SentencePiece's BPE: spaces are marked, and characters outside the vocabulary are spelled in bytes.
     fn sentence_pieces(&self) -> Result<String> {
         let prefix = flag(self.file, "tokenizer.ggml.add_space_prefix", true)?;
         let marked = json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE });
@@ -161,7 +161,7 @@ impl<'a> GgufTokens<'a> {
             true => json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": SPACE }, marked] }),
             false => marked,
         };
-        // Cuts nothing, as no space is left: it says that lines are not to be tokenized one by one.
+        // Splits nothing, as no space is left; its presence keeps lines from being tokenized one by one.
         let cutting = json!({ "type": "Split", "pattern": { "String": " " }, "behavior": "MergedWithPrevious",
             "invert": false });
         let mut decoders = vec![
@@ -204,8 +204,8 @@ impl<'a> GgufTokens<'a> {
         Ok(file.text())
     }
 
-    /// Merges, the first to be made first. SentencePiece merges the neighbors whose union has the highest score, so
-    /// every way to cut a token into two is a merge of the token's rank.
+    /// Merges in the order of their rank. SentencePiece merges the neighbors whose union has the highest score, so
+    /// every split of a token into two tokens is a merge with the token's score.
     fn merges(&self) -> Result<Vec<[&str; 2]>> {
         let name = "tokenizer.ggml.scores";
         let Some(scores) = numbers(self.file, name, self.tokens.len())? else {
@@ -221,14 +221,14 @@ impl<'a> GgufTokens<'a> {
                 }
             }
         }
-        // Of one token, the merge with the longer left part first.
+        // Among the merges of one token, the one with the longer left part comes first.
         let letters = |[left, _]: &[&str; 2]| left.chars().count();
         merges.sort_by(|(a, x), (b, y)| b.total_cmp(a).then_with(|| letters(y).cmp(&letters(x))));
         Ok(merges.into_iter().map(|(_, pair)| pair).collect())
     }
 }
 
-/// A list of numbers, one for each token; `None` where the file has none.
+/// A list of numbers, one for each token; `None` if the file has no such list.
 fn numbers<'a>(file: &'a Gguf, name: &str, count: usize) -> Result<Option<&'a [f64]>> {
     match file.values().get(name) {
         Some(MetadataValue::Numbers(numbers)) if numbers.len() == count => Ok(Some(numbers)),

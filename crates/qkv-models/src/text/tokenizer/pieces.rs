@@ -1,13 +1,12 @@
-//! Tokens for display: without the marks by which tokenizers encode spaces and bytes.
+//! Tokens for display, without the marks that encode spaces and bytes.
 
 /// A token for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Its text. A character that is spelled in several tokens is shown by the first; a token that is only a space has
-    /// none.
+    /// Its text. A character spelled in several tokens belongs to the first; a token that is only a space has no text.
     pub text: String,
-    /// Whether it starts a word. Han characters and punctuation marks are words; the rest of a word, of a number or of
-    /// a contraction is not, nor is the token after one that is only a space.
+    /// Whether it starts a word. Han characters and punctuation marks are words. The continuation of a word, number or
+    /// contraction does not start one, nor does the token after one that is only a space.
     pub begins_word: bool,
 }
 
@@ -18,14 +17,14 @@ pub(super) enum Marks {
     Spaces,
     /// A character for every byte, `Ġ` for a space: GPT-2.
     Bytes,
-    /// `##` where there is no space: BERT.
+    /// `##` if no space precedes: BERT.
     Joints,
     /// No marks: every token is a word.
     None,
 }
 
 impl Marks {
-    /// The marks of most tokens of a vocabulary.
+    /// The most frequent kind of marks in a vocabulary.
     pub(super) fn of<'a>(vocabulary: impl Iterator<Item = &'a String>) -> Self {
         let (mut bytes, mut joints, mut spaces) = (0, 0, 0);
         for token in vocabulary {
@@ -51,7 +50,7 @@ impl Marks {
             Marks::Joints => token.strip_prefix("##").map_or((true, token.into()), |rest| (false, rest.into())),
             Marks::Bytes => {
                 let (space, rest) = token.strip_prefix('Ġ').map_or((false, token), |rest| (true, rest));
-                // Added tokens are text, and their characters may not be in the table.
+                // Added tokens are plain text, whose characters may be missing from the table.
                 let bytes: Option<Vec<u8>> = rest.chars().map(standing_for).collect();
                 (space, bytes.unwrap_or_else(|| rest.into()))
             }
@@ -74,7 +73,7 @@ fn standing_for(c: char) -> Option<u8> {
     }
 }
 
-/// Whether a character continues a word, rather than being one.
+/// Whether a character can continue a word, rather than being one by itself.
 fn goes_on(c: char) -> bool {
     let ideograph = matches!(c, '\u{2e80}'..='\u{2fdf}' | '\u{3001}'..='\u{303f}' | '\u{3400}'..='\u{9fff}'
         | '\u{f900}'..='\u{faff}' | '\u{ff00}'..='\u{ffef}' | '\u{20000}'..='\u{3ffff}');

@@ -1,18 +1,19 @@
 //! Training of tokenizers, and how each kind splits text.
 //!
 //! **Byte-pair encoding** ([`Kind::Bpe`]), for language:
-//! - Text is normalized to NFC, which leaves punctuation alone (NFKC would turn `？` into `?` and `…` into `...`, and a
-//!   translation would differ from its reference). Control characters are removed, runs of white space become one
-//!   space.
-//! - Every Han character and every mark of Chinese and Japanese punctuation is a word: worth 1.5 BLEU from Chinese over
-//!   letting them merge. So is every digit, and every other punctuation mark with the space before it. English
-//!   contractions (`'t`, `'s`) stay whole. Merges never cross word boundaries.
-//! - A word includes the space before it (`▁`), the first one too unless it is Han, so that decoding is exact.
-//! - Characters that occur once in the corpus, or not at all, are spelled in bytes (`<0xE4>`): no text is unknown, and
-//!   rare characters train the byte tokens.
+//! - Text is normalized to NFC, which does not change punctuation (NFKC would turn `？` into `?` and `…` into `...`, and
+//! a translation would differ from its reference). Control characters are removed, runs of white space become one
+//! space.
+//! - Every Han character and every Chinese or Japanese punctuation mark is a word, which gains 1.5 BLEU from Chinese
+//! over letting them merge. So is every digit, and every other punctuation mark with the space before it. English
+//! contractions (`'t`, `'s`) stay whole. Merges never cross word boundaries.
+//! - A word includes the space before it (`▁`), so that decoding is exact; the first word of a text has one too, unless
+//! it is Han.
+//! - Characters that occur only once in the corpus, or never, are spelled in bytes (`<0xE4>`): no text is unknown, and
+//! rare characters train the byte tokens.
 //!
 //! **Words** ([`Kind::Words`]), for models with word embeddings: lower case, split at white space; punctuation marks,
-//! Han characters and English contractions are words. Words that occur once, or beyond the vocabulary size, are
+//! Han characters and English contractions are words. Words that occur only once or do not fit into the vocabulary are
 //! unknown.
 //!
 //! **Characters** ([`Kind::Characters`]), for the synthetic tasks: every character, spaces included, is a token;
@@ -119,7 +120,7 @@ fn byte_pairs<S: AsRef<str>>(texts: impl IntoIterator<Item = S>, size: usize) ->
     letters.truncate(size - least);
     let letters: HashSet<char> = letters.into_iter().map(|(c, _)| c).collect();
 
-    // A word is split where a character is spelled in bytes: its neighbors do not meet.
+    // A word is split at characters spelled in bytes, so that their neighbors do not merge.
     let mut known: BTreeMap<&str, u64> = BTreeMap::new();
     for (word, count) in &words {
         for part in word.split(|c| !letters.contains(&c)).filter(|part| !part.is_empty()) {

@@ -1,5 +1,5 @@
-//! Checkpoints in parts: each rank writes the pieces of the parameters that it owns, as tensors `NAME@START` of one
-//! axis in `weights-00001-of-00004.safetensors` and its like. The folder gets its name when all parts are there.
+//! Sharded checkpoints: each rank writes the pieces of parameters that it owns, as one-dimensional tensors `NAME@START`
+//! in files such as `weights-00001-of-00004.safetensors`. The folder gets its name when all parts are written.
 
 use super::{AVERAGE, FIRST, MOMENTS, Progress, SECOND, SavedCheckpoint, WEIGHTS, write_tensors};
 use crate::files::tensors::{NamedTensor, Storage, TensorFile, to_bytes};
@@ -25,8 +25,8 @@ pub(super) fn name(whole: &str, part: usize, parts: usize) -> String {
     format!("{stem}-{:05}-of-{parts:05}.safetensors", part + 1)
 }
 
-/// Writes a checkpoint together with all ranks: each its own pieces, with their average where there is one, and the
-/// first one everything else. The newest `keep` stay.
+/// Writes a checkpoint together with all ranks: each writes its own pieces, with their average if there is one, and the
+/// first rank everything else. The newest `keep` checkpoints stay.
 pub(in super::super) fn write(
     ranks: &Ranks,
     run: &Path,
@@ -43,7 +43,7 @@ pub(in super::super) fn write(
             written.map_err(|error| error.with_hint("checkpoints in parts need a folder that all ranks share"))
         });
         let lines: String = lines.collect::<Result<_>>()?;
-        // When all are here, all parts are there.
+        // When all lines have arrived, all parts are written.
         let all = ranks.all_gather(lines.as_bytes())?;
         Ok(all.iter().map(|lines| String::from_utf8_lossy(lines)).collect())
     };
@@ -58,10 +58,10 @@ pub(in super::super) fn write(
     })
 }
 
-/// Pieces of parameters, or of what belongs to them, with their names in a file.
+/// Pieces of parameters, averages or moments, with their names in a file.
 type NamedPieces<'a> = Vec<(String, &'a [f32])>;
 
-/// What is in this rank's files.
+/// The contents of this rank's files.
 fn own_files<'a>(pieces: &[Piece<'a>], averaged: bool) -> Vec<(&'static str, NamedPieces<'a>)> {
     let named = |piece: &Piece<'_>, suffix: &str| format!("{}{suffix}@{}", piece.name, piece.range.start);
     let weights = pieces.iter().map(|piece| (named(piece, ""), piece.weights)).collect();
@@ -75,10 +75,10 @@ fn own_files<'a>(pieces: &[Piece<'a>], averaged: bool) -> Vec<(&'static str, Nam
     files
 }
 
-/// The bytes of the whole file, from its parts.
+/// The bytes of the whole file, assembled from its parts.
 ///
 /// # Errors
-/// Where pieces of a tensor are missing, overlap, or are outside of it.
+/// If pieces of a tensor are missing, overlap or exceed it.
 pub(super) fn assemble(tensors: &[(String, &[usize])], parts: &[TensorFile]) -> Result<Vec<u8>> {
     let mut pieces: BTreeMap<&str, Vec<(usize, &TensorFile, &str)>> = BTreeMap::new();
     for file in parts {
