@@ -1,4 +1,4 @@
-//! Lists the files of the page, so that they are part of the program.
+//! Lists the files of the page, to embed them in the program.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -9,8 +9,8 @@ pub(crate) struct AlignmentJson<'a> {
     /// Source words; a Han character or a punctuation mark is a word.
     source: &'a [String],
     target: &'a [String],
-    /// A row for each target word, a weight for each source word. A row sums to less than 1 where the end-of-source
-    /// token took the rest.
+    /// One row per target word, one weight per source word. A row sums to less than 1 if the end-of-source token took
+    /// the rest.
     weights: &'a [Vec<f32>],
     #[serde(skip_serializing_if = "Option::is_none")]
     pharaoh: Option<String>,
@@ -21,7 +21,7 @@ impl<'a> AlignmentJson<'a> {
         AlignmentJson { source: &matrix.columns, target: &matrix.rows, weights: &matrix.weights, pharaoh: None }
     }
 
-    /// With the links of the Pharaoh format.
+    /// With the links in Pharaoh format.
     pub fn with_links(matrix: &'a Matrix) -> AlignmentJson<'a> {
         AlignmentJson { pharaoh: Some(matrix.pharaoh()), ..AlignmentJson::new(matrix) }
     }

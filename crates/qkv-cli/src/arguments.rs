@@ -1,5 +1,5 @@
 //! The arguments of a command, declared once in a table. The parser, `--help`, the man pages, shell completions and
-//! `docs/run.md` all come from it. Which arguments a command has is in the command's own file; what they do, too.
+//! `docs/run.md` all come from it. Each command declares its arguments, and implements them, in its own file.
 
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::parser::ValueSource;
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     Fraction,
     /// A whole number within these bounds, both included.
     Integer(u64, u64),
-    /// A type with a parser of its own.
+    /// A type with its own parser.
     Custom(fn() -> ValueParser),
 }
 
@@ -37,7 +37,7 @@ impl Kind {
     pub const SEED: Kind = Kind::Integer(0, u64::MAX);
     /// A number of tokens, at least 1.
     pub const TOKENS: Kind = Kind::Integer(1, 1 << 20);
-    /// A whole number of tokens where 0 turns something off.
+    /// A number of tokens; 0 turns the feature off.
     pub const WHOLE: Kind = Kind::Integer(0, 1 << 30);
 
     fn parser(self, values: &'static [(&'static str, &'static str)]) -> ValueParser {
@@ -60,7 +60,7 @@ impl Kind {
     }
 }
 
-/// A whole number within bounds. The message names the bounds, so that a number of 30 digits is no riddle.
+/// A whole number within bounds. A number too large for `u64` gets the same message, which names the bounds.
 fn integer(typed: &str, least: u64, most: u64) -> Result<u64, String> {
     let number: Option<u64> = typed.parse().ok().filter(|n| (least..=most).contains(n));
     number.ok_or_else(|| format!("expected a whole number from {least} to {most}"))
@@ -71,37 +71,37 @@ fn integer(typed: &str, least: u64, most: u64) -> Result<u64, String> {
 pub(crate) struct Argument {
     /// Its name, without the dashes.
     pub name: &'static str,
-    /// What help calls its value, where `values` does not list them.
+    /// Placeholder of its value in help, if `values` is empty.
     value: &'static str,
     kind: Kind,
     /// One line of help.
     help: &'static str,
-    /// Shown in help. Commands apply it themselves, so that "was it given?" keeps its meaning.
+    /// Shown in help only. Commands apply it themselves, so that they can still tell whether the argument was given.
     default: Option<&'static str>,
     /// What each value means.
     pub values: &'static [(&'static str, &'static str)],
-    /// Other arguments of which at least one must be given too.
+    /// Other arguments, at least one of which must be given too.
     requires: &'static [Other],
     /// Other arguments that it cannot be used with.
     conflicts: &'static [Other],
     repeatable: bool,
     pub positional: bool,
     required: bool,
-    /// The value of the name alone; others follow a `=`.
+    /// The value if the name is typed without one; any other value follows a `=`.
     bare_value: Option<&'static str>,
 }
 
-/// Arguments under their headings in help.
+/// Arguments, grouped under their headings in help.
 pub(crate) type Arguments = &'static [(&'static str, &'static [Argument])];
 
-/// Another argument as it is typed, without the dashes: `output`, or `select top-k:K` to mean one of its values.
+/// Another argument as typed, without the dashes: `output`, or `select top-k:K` for one of its values.
 type Other = &'static str;
 
 /// `--threads`, which most commands share.
 pub(crate) const THREADS: Argument =
     Argument::new("threads", Kind::Integer(1, 1024), "Number of threads; all cores by default").value("N");
 
-/// `--adapter`, for commands that take a model of others.
+/// `--adapter`, for commands whose model may have low-rank adapters.
 pub(crate) const ADAPTER: Argument =
     Argument::new("adapter", Kind::Path, "Folder of low-rank adapters (LoRA) for the model, in PEFT's format")
         .value("DIR");
@@ -185,7 +185,7 @@ impl Argument {
         help
     }
 
-    /// As an error names it: `--beam`, or `TEXT` where it is positional.
+    /// Its name in errors: `--beam`, or `TEXT` if it is positional.
     fn shown(&self) -> String {
         if self.positional { self.value.into() } else { format!("--{}", self.name) }
     }
@@ -196,12 +196,12 @@ impl Argument {
         if words.is_empty() { self.value.into() } else { words.join("|") }
     }
 
-    /// As `clap` takes it.
+    /// Converts it to an argument of `clap`.
     pub fn to_clap(self) -> Arg {
         let short = self.describe();
         let width = self.values.iter().map(|(value, _)| value.len()).max().unwrap_or(0);
         let long = self.values.iter().fold(short.clone(), |long, (value, meaning)| {
-            format!("{long}\n  {value:width$}  {meaning}") // one line a value
+            format!("{long}\n  {value:width$}  {meaning}") // one line per value
         });
         let arg = Arg::new(self.name).help(short).long_help(long).required(self.required);
         let arg = if self.positional { arg } else { arg.long(self.name) };
@@ -215,7 +215,7 @@ impl Argument {
             Some(value) => arg.num_args(0..=1).require_equals(true).default_missing_value(value),
             None => arg,
         };
-        // A minus sign starts a scale, an offset, or a mistake that deserves the value's own message.
+        // A leading minus starts a negative scale or offset, or a mistake that the value's own parser should report.
         arg.allow_negative_numbers(!matches!(self.kind, Kind::Path | Kind::Text))
     }
 }
@@ -229,7 +229,7 @@ fn any_of(others: &[Other]) -> String {
     }
 }
 
-/// The parsed command line of one command, by the types of its arguments.
+/// The parsed command line of one command, read by argument type.
 pub(crate) struct Matches<'a>(pub &'a ArgMatches);
 
 impl Matches<'_> {
@@ -271,7 +271,7 @@ impl Matches<'_> {
         self.value(name)
     }
 
-    /// A whole number. One beyond the machine's word is as large as can be.
+    /// A whole number, saturated at `usize::MAX`.
     pub fn count(&self, name: &str) -> Option<usize> {
         self.value::<u64>(name).map(|n| usize::try_from(n).unwrap_or(usize::MAX))
     }
@@ -286,7 +286,7 @@ impl Matches<'_> {
         self.0.get_many::<T>(name).into_iter().flatten().cloned().collect()
     }
 
-    /// Checks that each argument that was typed has what it requires, and nothing that it conflicts with.
+    /// Checks that each typed argument comes with what it requires, and with nothing that it conflicts with.
     pub fn check(&self, arguments: Arguments) -> Result<(), String> {
         let typed = |argument: &&Argument| self.0.value_source(argument.name) == Some(ValueSource::CommandLine);
         for argument in arguments.iter().flat_map(|(_, arguments)| *arguments).filter(typed) {
@@ -300,7 +300,7 @@ impl Matches<'_> {
         Ok(())
     }
 
-    /// Whether another argument was typed, with the value that is meant if one is.
+    /// Whether another argument was typed, with its value if `other` names one.
     fn has(&self, other: Other) -> bool {
         let (name, value) = other.split_once(' ').map_or((other, None), |(name, value)| (name, Some(value)));
         let word = |form: &str| form.split(':').next().map(str::to_string);

@@ -1,5 +1,5 @@
-//! Files that are written: under a temporary name beside their place, then renamed. Readers see the old file or the new
-//! one, never half of either, and a failure or a kill leaves the old one as it was.
+//! Output files: written under a temporary name in the same folder, then renamed. Readers see the old file or the new
+//! one, never a partial one, and a failure or a kill leaves the old one untouched.
 
 use crate::failure::Failure;
 use std::fs::{self, File};
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 pub(crate) struct OutputPath {
     /// As it was typed.
     path: PathBuf,
-    /// Where a link leads.
+    /// The path with links resolved.
     real: PathBuf,
 }
 
 impl OutputPath {
-    /// Checks that there is a folder to write to, and that the file is not the input.
+    /// Checks that the folder exists, and that the file is neither a folder nor the input.
     pub fn new(path: &Path, input: Option<&Path>) -> Result<OutputPath, Failure> {
         let real = fs::canonicalize(path).unwrap_or_else(|_| path.into());
         let output = OutputPath { path: path.into(), real };
@@ -37,7 +37,7 @@ impl OutputPath {
         &self.path
     }
 
-    /// Starts the file. A pipe or a device is written to directly: it has no half-written state, and must not be
+    /// Creates the file. A pipe or a device is written to directly: it has no half-written state, and must not be
     /// replaced.
     pub fn create(&self) -> Result<AtomicFile, Failure> {
         let device = fs::metadata(&self.real).is_ok_and(|about| !about.is_file());
@@ -51,7 +51,7 @@ impl OutputPath {
         };
         let file = created.map_err(|error| self.refuse(error))?;
         if let (Some(_), Ok(old)) = (&temporary, fs::metadata(&self.real)) {
-            let _ = file.set_permissions(old.permissions()); // as the old file's, where the system allows
+            let _ = file.set_permissions(old.permissions()); // like the old file's, if the system allows
         }
         let (path, real) = (self.path.clone(), self.real.clone());
         Ok(AtomicFile { path, real, temporary, writer: BufWriter::new(file) })
@@ -73,7 +73,7 @@ impl OutputPath {
     }
 }
 
-/// A file that has its name only once it is complete. Dropped before that, it leaves nothing.
+/// A file that gets its name only once it is complete. Dropped before that, it leaves nothing behind.
 #[derive(Debug)]
 pub(crate) struct AtomicFile {
     path: PathBuf,
@@ -126,7 +126,7 @@ impl Drop for AtomicFile {
     }
 }
 
-/// A file that cannot be written, and why.
+/// The failure of a file that cannot be written.
 pub(crate) fn unwritable(path: &Path, why: impl std::fmt::Display) -> Failure {
     Failure::in_file(path, format!("cannot be written: {why}"))
 }

@@ -1,5 +1,5 @@
 //! A command of the program: its name, its help, its arguments and what it runs, declared in one place. Parsing builds
-//! the value that runs and runs nothing.
+//! the value to run, but runs nothing.
 
 use crate::arguments::{Arguments, Matches};
 use crate::failure::Failure;
@@ -21,23 +21,23 @@ pub(crate) trait Run {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure>;
 }
 
-/// Builds what runs; the error is a misuse of the command line.
+/// Builds the value to run; the error describes wrong usage.
 pub(crate) type Parse = fn(&Matches<'_>) -> Result<Box<dyn Run>, String>;
 
-/// A command, as the program and `clap` know it.
+/// A command, as the program and `clap` see it.
 #[derive(Clone, Copy)]
 pub(crate) struct Command {
     pub name: &'static str,
     about: &'static str,
     pub arguments: Arguments,
-    /// Command lines with what they do.
+    /// Command lines, each with what it does.
     examples: &'static [(&'static str, &'static str)],
-    /// What `--help` explains before the examples.
+    /// What `--help` prints before the examples.
     notes: Option<fn() -> String>,
     pub parse: Parse,
-    /// Left out of help: for the program's own use.
+    /// Not listed in help: for the program's own use.
     hidden: bool,
-    /// Whether kernels run, so that a wrong `QKV_ISA` is an error.
+    /// Whether it runs kernels, so that an invalid `QKV_ISA` is an error.
     pub runs_kernels: bool,
 }
 
@@ -62,7 +62,7 @@ impl Command {
         Command { runs_kernels: false, ..self }
     }
 
-    /// As `clap` takes it.
+    /// Converts it to a command of `clap`.
     pub fn to_clap(self) -> clap::Command {
         let name = self.name;
         let mut long = self.notes.map_or(String::new(), |notes| notes() + "\n");

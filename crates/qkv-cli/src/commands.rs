@@ -31,7 +31,7 @@ use crate::command::{Command, EXIT_CODES, Run};
 use clap::error::{Error, ErrorKind};
 use std::ffi::OsString;
 
-/// The commands in the order of help.
+/// The commands, in the order in which help lists them.
 const COMMANDS: &[Command] = &[
     translate::COMMAND,
     explore::COMMAND,
@@ -59,7 +59,7 @@ const COMMANDS: &[Command] = &[
     page::COMMAND,
 ];
 
-/// The whole program, as `clap` takes it.
+/// The whole program as a command of `clap`.
 fn program() -> clap::Command {
     clap::Command::new("qkv")
         .version(env!("CARGO_PKG_VERSION"))
@@ -70,8 +70,8 @@ fn program() -> clap::Command {
         .subcommands(COMMANDS.iter().map(|command| command.to_clap()))
 }
 
-/// Parses a command line, and runs nothing. The error is requested help or wrong usage; it knows which, and its
-/// exit code.
+/// Parses a command line without running it. The error is either requested help or wrong usage, and carries the exit
+/// code.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Command, Box<dyn Run>), Error> {
     let mut program = program();
     let matches = program.try_get_matches_from_mut(arguments)?;
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn parsing_runs_nothing() {
-        // A file that cannot exist is no misuse: nothing looks for it before the command runs.
+        // A file that cannot exist is not wrong usage: nothing looks for it before the command runs.
         let typed = ["qkv", "run", "--input", "/no/such/file", "--output", "/no/such/folder/out"];
         assert!(parse(typed.map(Into::into)).is_ok());
     }

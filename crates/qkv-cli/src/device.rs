@@ -1,4 +1,4 @@
-//! What computes a model: `--device`, and in which precision: `--precision`.
+//! The device that computes a model (`--device`), and the precision of its products (`--precision`).
 
 use crate::arguments::{Argument, Kind, Matches};
 use crate::failure::Failure;
@@ -14,7 +14,7 @@ pub(crate) const PRECISION: Argument = Argument::new("precision", Kind::Word, "P
     .default("f32")
     .values(&[("f32", "32 bits"), ("int8", "8 bits, rounded row by row: faster, and scores differ slightly")]);
 
-/// Whether products are in 8 bits.
+/// Whether products are computed in 8 bits.
 pub(crate) fn parse_int8(matches: &Matches<'_>) -> bool {
     matches.word("precision") == Some("int8")
 }
@@ -23,7 +23,7 @@ pub(crate) fn parse(matches: &Matches<'_>) -> Device {
     if matches.word("device") == Some("cuda") { Device::Cuda } else { Device::Cpu }
 }
 
-/// The threads of the current pool, or the GPU: there in bf16.
+/// The threads of the current pool, in f32, or the GPU, in bf16.
 pub(crate) fn machine(device: Device) -> Result<Machine, Failure> {
     let precision = if device == Device::Cuda { Precision::Bf16 } else { Precision::F32 };
     Ok(Machine::on(device, rayon::current_num_threads(), precision).map_err(qkv_models::Error::from)?)

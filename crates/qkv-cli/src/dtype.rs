@@ -1,4 +1,4 @@
-//! Element types: those that attention is computed in, and how the bytes of a file become numbers and back.
+//! Element types: those that attention is computed in, and the conversion of numbers from and to the bytes of a file.
 
 use half::{bf16, f16};
 use qkv_simd::Element;
@@ -26,7 +26,7 @@ impl Precision {
         }
     }
 
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
             Precision::F64 => 8,
@@ -39,7 +39,7 @@ impl Precision {
         Precision::ALL.into_iter().find(|precision| precision.name() == name)
     }
 
-    /// The type of a tensor in a file, if attention is computed in it.
+    /// The precision for a tensor's type in a file, if attention can be computed in it.
     pub fn of(dtype: Dtype) -> Option<Precision> {
         match dtype {
             Dtype::F32 => Some(Precision::F32),
@@ -73,7 +73,7 @@ macro_rules! stored {
 
 stored!(f32 F32, f64 F64, bf16 BF16, f16 F16, i64 I64);
 
-/// A type to compute in whose accumulator can be stored, too.
+/// A type to compute in; both it and its accumulator can be stored.
 pub(crate) trait Computable: Stored + qkv::Element<Acc: Stored> {}
 impl<T: Stored + qkv::Element<Acc: Stored>> Computable for T {}
 
@@ -88,16 +88,16 @@ pub(crate) fn floats<T: qkv_simd::Element>(dtype: Dtype, bytes: &[u8]) -> Option
     })
 }
 
-/// Why bytes are not the expected integers.
+/// Why bytes do not decode to the expected integers.
 #[derive(Debug, PartialEq)]
 pub(crate) enum IntegerError {
-    /// Another type.
+    /// Not an integer type.
     Type,
     /// A value out of range.
     Range(i128),
 }
 
-/// Decodes integers of any type; none is wrapped.
+/// Decodes integers of any type, without wrapping.
 pub(crate) fn integers<I: TryFrom<i128>>(dtype: Dtype, bytes: &[u8]) -> Result<Vec<I>, IntegerError> {
     let fit = |x: i128| I::try_from(x).map_err(|_| IntegerError::Range(x));
     match dtype {

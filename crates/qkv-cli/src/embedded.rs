@@ -1,4 +1,4 @@
-//! The embedded model: what was in `model/` when the program was built. Commands use it where `--model` is left out.
+//! The embedded model: the contents of `model/` at build time. Commands use it if `--model` is left out.
 
 use crate::failure::Failure;
 use qkv_models::Translator;
@@ -7,10 +7,10 @@ use std::path::Path;
 /// Whether this build has one.
 pub(crate) const AVAILABLE: bool = cfg!(embedded_model);
 
-/// Its name in place of a folder.
+/// Its name, shown in place of a folder.
 pub(crate) const NAME: &str = "embedded";
 
-/// The hint for a path that is no model.
+/// The hint for a path that is not a model.
 pub(crate) const MODEL_FOLDER: &str =
     "a model is a folder with `config.json`, `tokenizer.json` and `model.safetensors`, or a `.gguf` file";
 

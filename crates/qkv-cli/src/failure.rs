@@ -1,4 +1,4 @@
-//! An expected failure: one sentence that names what and where, and a hint that names a way out. Wrong usage of the
+//! An expected failure: one sentence that says what went wrong and where, and a hint at a way out. Wrong usage of the
 //! command line is not one of these: it has its own exit code.
 
 use std::fmt;
@@ -22,13 +22,13 @@ impl Failure {
         Failure::new(format!("`{}`: {message}", path.display()))
     }
 
-    /// Adds a way out.
+    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Puts the place in front: `in.txt:3`.
+    /// Prefixes the location: `in.txt:3`.
     pub fn at(mut self, place: &str) -> Failure {
         self.message = format!("{place}: {}", self.message);
         self
@@ -39,10 +39,10 @@ impl Failure {
         &self.message
     }
 
-    /// An attention that the library refused, with the file of its tensors.
+    /// An attention call that the library refused, with the file that its tensors came from.
     pub fn refused(error: &qkv::Error, path: Option<&Path>) -> Failure {
         let failure = match path {
-            // In a file, the bits of a mask are the tensor `mask`.
+            // In a file, the mask bits are the tensor `mask`.
             Some(path) => Failure::in_file(path, error.to_string().replace("`bits`", "`mask`")),
             None => Failure::new(error.to_string()),
         };
@@ -53,7 +53,7 @@ impl Failure {
     }
 }
 
-/// What a GPU refused, or lacks.
+/// Calls that a GPU refuses, or that run on the CPU only.
 impl From<qkv_cuda::Error> for Failure {
     fn from(error: qkv_cuda::Error) -> Failure {
         match &error {
@@ -66,21 +66,21 @@ impl From<qkv_cuda::Error> for Failure {
     }
 }
 
-/// Ranks that do not agree, or cannot be reached.
+/// Ranks that disagree, or cannot be reached.
 impl From<qkv_ranks::Error> for Failure {
     fn from(error: qkv_ranks::Error) -> Failure {
         Failure { message: error.to_string(), hint: error.hint().map(Into::into) }
     }
 }
 
-/// Errors of `qkv-models` name file and line themselves, and often a way out.
+/// Errors of `qkv-models` already name file and line, and often have a hint.
 impl From<qkv_models::Error> for Failure {
     fn from(error: qkv_models::Error) -> Failure {
         Failure { message: error.to_string(), hint: error.hint() }
     }
 }
 
-/// A way out of what the library refused, in words of the command line.
+/// A hint for an error of the library, in terms of the command line.
 fn hint(error: &qkv::Error, from_file: bool) -> Option<String> {
     match error {
         qkv::Error::Missing { tensor: "center", .. } if from_file => {

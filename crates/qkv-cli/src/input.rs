@@ -1,5 +1,5 @@
-//! Files that are read: only regular ones. A FIFO may never have a writer, and a device such as `/dev/zero` has no end;
-//! `qkv_models::files::input` refuses both, and the program adds that stdin takes a pipe.
+//! Input files, which must be regular: a FIFO may never get a writer, and a device such as `/dev/zero` has no end.
+//! `qkv_models::files::input` refuses both; the program adds the hint that stdin accepts a pipe.
 
 use crate::failure::Failure;
 use qkv_models::files::input;
@@ -13,7 +13,7 @@ pub(crate) fn open(path: &Path) -> Result<File, Failure> {
     Ok(input::open(path)?)
 }
 
-/// Refuses what is neither a regular file nor a folder. A path that does not exist fails when it is opened.
+/// Refuses anything but a regular file or a folder. A path that does not exist fails only when it is opened.
 pub(crate) fn check(path: &Path) -> Result<(), Failure> {
     match fs::metadata(path) {
         Ok(about) if !about.is_file() && !about.is_dir() => {
@@ -28,7 +28,7 @@ pub(crate) fn read_text(path: &Path, longest: u64) -> Result<String, Failure> {
     text_of(open(path)?, &path.display().to_string(), longest)
 }
 
-/// Reads a text of at most `longest` bytes from anything that ends.
+/// Reads a text of at most `longest` bytes from any reader.
 pub(crate) fn text_of(from: impl Read, name: &str, longest: u64) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     let wrong = |what: String| Failure::new(format!("`{name}`: {what}"));

@@ -1,11 +1,11 @@
-//! `QKV_ISA`: the instruction set of the kernels. The library ignores a name it does not know; the program refuses it,
-//! so that nobody measures something else than they think.
+//! `QKV_ISA`: the instruction set of the kernels. The library ignores an unknown name; the program refuses it, so that
+//! nobody measures something other than they think.
 
 use crate::failure::Failure;
 use qkv::Isa;
 use std::env;
 
-/// The variable.
+/// The environment variable.
 pub(crate) const VARIABLE: &str = "QKV_ISA";
 
 /// Refuses a `QKV_ISA` that names no instruction set of this CPU.

@@ -3,15 +3,16 @@
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `command`, `arguments` | what a command and an argument are; parsing, help and relations come from their tables |
+//! | `command`, `arguments` | the tables of commands and arguments, from which parsing, help and relations come |
 //! | `commands` | the commands themselves, one file or folder each |
 //! | `failure` | an expected failure: one sentence and a hint |
-//! | `input`, `lines` | opening files that are read; texts line by line, with bad lines reported and skipped |
-//! | `output`, `atomic_file` | stdout and `--output`; files that are complete or not there |
-//! | `ranks` | several processes for one command |
-//! | `search` | the arguments of decoding that `translate` and `eval` share |
+//! | `input`, `lines` | opening input files; text line by line, with bad lines reported and skipped |
+//! | `output`, `atomic_file` | stdout and `--output`; output files that are either complete or absent |
+//! | `ranks` | running one command as several processes |
+//! | `search` | the decoding arguments that `translate` and `eval` share |
 //! | `dtype` | element types of tensors, in files and in computation |
-//! | `embedded` | the model that is compiled in |
+//! | `device` | the arguments `--device` and `--precision` |
+//! | `embedded` | the model compiled into the program |
 //! | `alignment`, `terminal` | alignments as JSON; width and colors of the terminal |
 //! | `memory`, `isa`, `threads` | memory, instruction set and threads of the machine |
 //!
@@ -55,7 +56,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let (command, run) = match commands::parse(arguments) {
         Ok(parsed) => parsed,
         Err(usage_or_help) => {
-            // Help goes to stdout, wrong usage to stderr; a reader who closed either does not want it.
+            // Help goes to stdout, wrong usage to stderr. If the reader has closed the stream, there is nobody to tell.
             let _ = usage_or_help.print();
             return ExitCode::from(u8::try_from(usage_or_help.exit_code()).unwrap_or(2));
         }

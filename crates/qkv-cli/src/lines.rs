@@ -1,5 +1,5 @@
-//! Texts line by line, from arguments, a file or stdin. A batch never waits for a second line, so that a line written
-//! to a pipe is answered at once. A bad line is reported with its number and skipped; the others go on.
+//! Text line by line, from arguments, a file or stdin. A batch never waits for a second line, so that a line written to
+//! a pipe is answered at once. A bad line is reported with its number and skipped; the others are processed.
 
 use crate::failure::Failure;
 use crate::input;
@@ -7,14 +7,14 @@ use crate::output::note;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// Longer lines are no sentences, and would be held in memory whole.
+/// The longest line in bytes. A longer one is not a sentence, and would be held in memory as a whole.
 const LONGEST: u64 = 1 << 20;
-/// Bytes that are skipped in search of the end of such a line.
+/// The most bytes skipped in search of the end of a longer line.
 const SKIPPED: u64 = 64 << 20;
 /// The size of a pipe's buffer.
 const BUFFER: usize = 1 << 16;
 
-/// A line and its place.
+/// A line and where it came from.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub text: String,
@@ -25,7 +25,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// What is wrong with this line.
+    /// A failure that names this line.
     pub fn failure(&self, failure: Failure) -> Failure {
         failure.at(&place(self.file.as_deref(), self.number))
     }
@@ -70,8 +70,8 @@ impl Lines {
         Lines { reader, texts: Vec::new().into_iter(), name: Some(name), number: 0 }
     }
 
-    /// The next lines, at most `most`: the first is waited for, the others are those already there. Empty at the end.
-    /// A line that is no text is an error beside the others.
+    /// The next lines, at most `most`: waits for the first, then takes only those already buffered. Empty at the end. A
+    /// line that is not text is an error among the others.
     pub fn next(&mut self, most: usize) -> Result<Vec<Result<Line, Failure>>, Failure> {
         let mut lines = Vec::new();
         while lines.len() < most && (lines.is_empty() || self.name.is_none() || self.reader.buffer().contains(&b'\n')) {
@@ -81,7 +81,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// Whether there is one text, from the command line: its failure is the command's.
+    /// Whether the input is a single text from the command line: its failure is then the command's.
     fn is_single(&self) -> bool {
         self.name.is_none() && self.texts.len() == 1
     }
@@ -95,7 +95,7 @@ impl Lines {
         Ok(all)
     }
 
-    /// The outer error is a source that cannot be read further.
+    /// The outer error means that the source cannot be read any further.
     fn read(&mut self) -> Result<Option<Result<Line, Failure>>, Failure> {
         self.number += 1;
         let number = self.number;
@@ -125,7 +125,7 @@ impl Lines {
         }))
     }
 
-    /// Skips the rest of a line; `false` if it has no end within reach.
+    /// Skips the rest of a line; `false` if it does not end within `SKIPPED` bytes.
     fn skip_line(&mut self) -> Result<bool, Failure> {
         let mut skipped = 0;
         while skipped < SKIPPED {
@@ -145,11 +145,12 @@ impl Lines {
     }
 }
 
-/// What became of each line of a batch; the outer error concerns all of them, such as a damaged model.
+/// The result of each line of a batch; the outer error concerns all lines, such as a damaged model.
 pub(crate) type BatchResult<T> = Result<Vec<Result<T, Failure>>, Failure>;
 
-/// Runs all lines through `work` in batches and hands the results to `done`, which says whether to go on. A line that
-/// fails is reported on stderr and is `None` there; the others are not affected, and the command fails at the end.
+/// Runs all lines through `work` in batches and hands the results to `done`, which returns whether to continue. A line
+/// that fails is reported on stderr and passed as `None`; the others are not affected, and the command fails at the
+/// end.
 pub(crate) fn for_each_line<T>(
     mut lines: Lines,
     batch: usize,
@@ -187,8 +188,8 @@ pub(crate) fn for_each_line<T>(
     if failed == 0 { Ok(()) } else { Err(Failure::new(format!("{failed} of {count} lines failed"))) }
 }
 
-/// The results of a batch. Where a model refuses a batch of several lines, each is tried alone to find the one at
-/// fault; if all of them fail alike, the fault is none of theirs.
+/// The results of a batch. If a model refuses a batch of several lines, each is tried alone to find the one at fault;
+/// if all of them fail alike, no single line is at fault.
 fn batch_or_singly<T>(lines: &[Line], work: &mut impl FnMut(&[Line]) -> BatchResult<T>) -> BatchResult<T> {
     if lines.is_empty() {
         return Ok(Vec::new());
@@ -214,7 +215,7 @@ fn batch_or_singly<T>(lines: &[Line], work: &mut impl FnMut(&[Line]) -> BatchRes
     if alike { Err(refused) } else { Ok(results) }
 }
 
-/// Tells of a failure that does not end the command.
+/// Reports a failure that does not end the command.
 pub(crate) fn report(failure: &Failure) {
     note(failure.to_string().trim_end());
 }

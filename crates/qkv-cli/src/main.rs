@@ -1,4 +1,4 @@
-//! The binary `qkv`. All of it is in the library of this crate, where tests and documentation reach it.
+//! The binary `qkv`. All code is in this crate's library, where tests and documentation can reach it.
 
 fn main() -> std::process::ExitCode {
     qkv_cli::main(std::env::args_os())

@@ -1,8 +1,9 @@
-//! The memory of this machine and of this process. Linux tells; elsewhere only what is beyond any machine is known.
+//! The memory of this machine and of this process, as Linux reports it. Elsewhere, only a bound beyond any machine is
+//! known.
 
 use std::fs;
 
-/// Where the system does not tell what it has.
+/// Available memory to assume if the system does not report it.
 const BEYOND_ANY_MACHINE: u128 = 1 << 42;
 
 /// The peak memory of this process, in bytes.
@@ -10,7 +11,7 @@ pub(crate) fn peak() -> Option<u64> {
     field("/proc/self/status", "VmHWM:")
 }
 
-/// The memory that the system could still give, in bytes.
+/// The memory that is still available, in bytes.
 pub(crate) fn available() -> u128 {
     field("/proc/meminfo", "MemAvailable:").map_or(BEYOND_ANY_MACHINE, u128::from)
 }

@@ -1,4 +1,4 @@
-//! Where the text of a command goes: to stdout, or to the file of `--output`.
+//! Where a command's text goes: stdout, or the file of `--output`.
 
 use crate::atomic_file::{AtomicFile, OutputPath, unwritable};
 use crate::failure::Failure;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Prints to stdout; `false` once the reader has gone.
 pub(crate) type Print<'a> = &'a mut (dyn FnMut(&str) -> Result<bool, Failure> + Send);
 
-/// Prints to stdout; `false` once the reader has gone, which is no failure: `head` has seen enough.
+/// Prints to stdout; `false` once the reader has gone, which is not a failure: `head` has seen enough.
 pub(crate) fn print(text: &str) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -20,7 +20,7 @@ pub(crate) fn print(text: &str) -> Result<bool, Failure> {
     }
 }
 
-/// Prints a line to stderr. A reader who closed it does not want to read it.
+/// Prints a line to stderr. A closed stderr is ignored.
 pub(crate) fn note(text: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
@@ -28,14 +28,14 @@ pub(crate) fn note(text: impl std::fmt::Display) {
 /// Where the lines of a line-wise command go.
 pub(crate) enum LineOutput<'a> {
     Stdout(Print<'a>),
-    /// Complete when all lines are, or not there.
+    /// Appears only once all lines are written.
     File(AtomicFile),
-    /// `--append`: at the end of the file, as they come.
+    /// `--append`: each line goes to the end of the file as it comes.
     Append(PathBuf, File),
 }
 
 impl<'a> LineOutput<'a> {
-    /// Stdout, or the file that was named, which must not be the one that is read.
+    /// Stdout, or the given file, which must not be the input.
     pub fn new(
         output: Option<&Path>,
         append: bool,
@@ -62,7 +62,7 @@ impl<'a> LineOutput<'a> {
         }
     }
 
-    /// All lines are written.
+    /// Completes the output after the last line.
     pub fn finish(self) -> Result<(), Failure> {
         match self {
             LineOutput::File(file) => file.commit(),

@@ -1,5 +1,5 @@
-//! Ranks of a command. `--ranks N` starts them on this machine by `mpiexec`; a process that a launcher started joins
-//! its job. What goes wrong on one rank ends all of them, with its reason.
+//! Runs a command on several ranks. `--ranks N` starts them on this machine with `mpiexec`; a process started by a
+//! launcher joins its job. A failure on one rank ends all of them and states its reason.
 
 use crate::arguments::{Argument, Kind};
 use crate::failure::Failure;
@@ -26,7 +26,7 @@ pub(crate) const RANK_TIMEOUT: Argument = Argument::new(
 .value("SECONDS")
 .default("30");
 
-/// Becomes `mpiexec`, where `--ranks` asks for more than this process.
+/// Hands over to `mpiexec` if `--ranks` asks for more than this process.
 pub(crate) fn start(count: Option<usize>) -> Result<(), Failure> {
     let Some(count) = count.filter(|&count| count > 1 && !launch::is_rank()) else { return Ok(()) };
     let refused = |error: std::io::Error| Failure::new(format!("cannot start {count} ranks: {error}"));
@@ -44,7 +44,7 @@ pub(crate) fn start(count: Option<usize>) -> Result<(), Failure> {
     }
 }
 
-/// This process among the ranks of a job, or alone.
+/// This process as one rank of a job, or on its own.
 pub(crate) struct RankJob {
     mpi: Option<Arc<Mpi>>,
     ranks: Ranks,
@@ -61,7 +61,7 @@ impl RankJob {
         Ok(RankJob { ranks: Ranks::new(mpi.clone()), mpi: Some(mpi) })
     }
 
-    /// Threads of this rank: those asked for, or its part of this machine's cores; `None` stands for all of them.
+    /// Threads of this rank: the requested number, or its share of this machine's cores; `None` means all of them.
     pub fn threads(&self, asked: Option<usize>) -> Result<Option<usize>, Failure> {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let all = self.ranks.all_gather(host.as_bytes())?;
@@ -70,7 +70,7 @@ impl RankJob {
         Ok(asked.or((here > 1).then(|| (cores / here).max(1))))
     }
 
-    /// Runs the command's work, and leaves the job together with the other ranks. What fails on one ends all.
+    /// Runs the command's work, and leaves the job together with the other ranks. A failure on one rank ends all.
     pub fn run<T>(&self, work: impl FnOnce(&Ranks) -> Result<T, Failure>) -> Result<T, Failure> {
         match (work(&self.ranks), &self.mpi) {
             (Ok(done), Some(mpi)) => {
@@ -78,12 +78,12 @@ impl RankJob {
                 Ok(done)
             }
             (Err(failure), Some(mpi)) if self.ranks.size() > 1 => {
-                // Ranks that fail for the same reason leave it to the first to say so.
+                // If ranks fail for the same reason, only the first reports it: it aborts the others while they wait.
                 if !self.ranks.is_first() {
                     thread::sleep(Duration::from_secs(1));
                 }
                 note(format!("{failure}").trim_end().replacen("error: ", &format!("error: {:?}: ", self.ranks), 1));
-                // A launcher that is told to end all may drop what it has not passed on yet.
+                // On an abort, a launcher may drop output that it has not forwarded yet.
                 thread::sleep(Duration::from_millis(300));
                 mpi.abort(1)
             }

@@ -1,5 +1,5 @@
-//! Decoding options that `qkv translate` and `qkv eval` share: beam search and sampling. What is left out comes from
-//! the model's `generation_config.json`.
+//! Decoding options that `qkv translate` and `qkv eval` share: beam search and sampling. Options that are not given
+//! come from the model's `generation_config.json`.
 
 use crate::arguments::{Argument, Kind, Matches};
 use qkv_models::{Sampling, Search};
@@ -25,7 +25,7 @@ pub(crate) const SEARCH: &[Argument] = &[
     NO_CACHE,
 ];
 
-/// The arguments that `qkv generate` has too.
+/// The arguments that `qkv generate` shares.
 pub(crate) const TEMPERATURE: Argument =
     Argument::new("temperature", Kind::Positive, "Divide logits by T before sampling").value("T");
 pub(crate) const TOP_K: Argument =
@@ -84,7 +84,8 @@ impl SearchArgs {
         }
     }
 
-    /// The model's own search with the typed options on top, wide enough for the `n_best` best translations.
+    /// The model's own search settings, overridden by the typed options, with a beam wide enough for `n_best`
+    /// translations.
     pub fn apply_to(&self, own: &Search, n_best: usize) -> Search {
         let mut search = own.clone();
         if let Some(sample) = self.sample {

@@ -5,7 +5,7 @@ use qkv_explore::draw::Colours;
 use std::env;
 use std::io::{self, IsTerminal};
 
-/// The width of drawings where none is known.
+/// The width of drawings if no width is known.
 const WIDTH: usize = 100;
 
 /// How drawings look on stdout.
@@ -17,7 +17,7 @@ pub(crate) struct TerminalStyle {
 }
 
 impl TerminalStyle {
-    /// The width of the terminal, else of `COLUMNS`; color only on a terminal, and not with `NO_COLOR`.
+    /// The terminal's width, or else `COLUMNS`; color only on a terminal, and not with `NO_COLOR`.
     pub fn of_stdout() -> TerminalStyle {
         let terminal = Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
         let variable = || env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());

@@ -1,4 +1,4 @@
-//! How many threads compute: `--threads`, or all cores.
+//! The number of compute threads: `--threads`, or all cores.
 
 use crate::failure::Failure;
 
@@ -14,7 +14,7 @@ pub(crate) fn on<T: Send>(
     }
 }
 
-/// Sets the threads of the whole process, for work that other threads start.
+/// Sets the thread count of the global pool, for work that other threads start.
 pub(crate) fn set_global(threads: Option<usize>) -> Result<(), Failure> {
     let Some(threads) = threads else { return Ok(()) };
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|error| refused(threads, &error))

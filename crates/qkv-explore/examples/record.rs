@@ -4,8 +4,8 @@
 //! cargo run --release -p qkv-explore --example record -- 20000 8 long.safetensors
 //! ```
 //!
-//! Queries and keys are synthetic: each head attends to another distance. A recording of a real model needs the same
-//! data: `q`, `k`, the log-sum-exp that `forward` returns anyway, and tokens.
+//! Queries and keys are synthetic: each head attends to a different distance. A recording of a real model needs the
+//! same data: `q`, `k`, the log-sum-exp that `forward` returns anyway, and tokens.
 
 use qkv::{Attention, Inputs, Mask, Output, OwnedInputs, Place, Tensor};
 use qkv_explore::{AttentionCall, Layer, Recording, Side, WeightSource, file};

@@ -6,7 +6,7 @@ import { deepest, side } from 'qkv/tiles';
 /** Space for labels at the left and top edge, in CSS pixels. */
 export const edge = { left: 62, top: 44 };
 
-const closest = 44; // pixels a weight, at most
+const closest = 44; // the most pixels per weight
 const bound = (value, low, high) => Math.min(high, Math.max(low, value));
 
 export class Camera {

@@ -8,9 +8,9 @@ import { paint, stamp } from 'qkv/scale';
 import { inks } from 'qkv/theme';
 
 const type = 13; // px
-const tiny = 11; // px, where cells are a little too close for that
-const widest = 58; // of a cell
-const bars = 44; // room for the bars of chosen lines
+const tiny = 11; // px, if cells are slightly too small for `type`
+const widest = 58; // maximum size of a cell
+const bars = 44; // room for the bars of selected rows and columns
 
 export class Chart {
   /** `on` has point(row, col, from), open(row, col), pick('rows' | 'cols', index, event), tip(row, col) → element. */
@@ -30,7 +30,7 @@ export class Chart {
     this.over.addEventListener('blur', () => { this.cursor = null; on.point(null, null); });
   }
 
-  /** Draws a matrix. `look`: { table, palette, scale, rows, cols: chosen lines, rowBars, colBars, step, room: CSS pixels }. */
+  /** Draws a matrix. `look`: { table, palette, scale, rows, cols: selected ones, rowBars, colBars, step, room: CSS pixels }. */
   draw(matrix, look) {
     Object.assign(this, { matrix, look });
     const { rows, cols } = matrix;
@@ -40,7 +40,7 @@ export class Chart {
     const widestOf = (labels) => Math.max(14, ...labels.map((label) => context.measureText(label).width));
     const left = Math.ceil(widestOf(names.rows)) + 14;
     const right = look.colBars ? bars + 8 : 2;
-    const above = this.frame.getBoundingClientRect().top + window.scrollY; // what lies over the picture
+    const above = this.frame.getBoundingClientRect().top + window.scrollY; // height of what is above the picture
     const tall = Math.max(15, Math.max(300, window.innerHeight - above - 90) / Math.max(1, rows.length));
     const fit = (spare) => Math.min(widest, tall, (look.room - left - right - spare) / Math.max(1, cols.length));
     const flat = level(context, names.cols, fit(0));
@@ -51,7 +51,7 @@ export class Chart {
     const letters = cell >= type + 2 || cell < tiny + 1 ? type : tiny;
     context.font = `${letters}px ${inks().font}`;
     const fitting = names.cols.filter((label) => context.measureText(label).width <= cell + 1).length;
-    const upright = fitting >= 0.8 * names.cols.length; // then only what does not fit stands aslant
+    const upright = fitting >= 0.8 * names.cols.length; // then only labels that do not fit are slanted
     const [width, height] = [left + cell * cols.length + right + slant, top + cell * rows.length + (look.rowBars ? bars + 10 : 4)];
     const size = { left, top, cell, flat, upright, names, type: letters, width, height };
     this.size = size;
@@ -124,7 +124,7 @@ export class Chart {
     }
   }
 
-  /** Whether column labels are horizontal. */
+  /** Whether a column label is horizontal. */
   stands(context, label) {
     const { flat, upright, cell } = this.size;
     return flat || (upright && context.measureText(label).width <= cell + 1);

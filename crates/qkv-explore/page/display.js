@@ -49,7 +49,7 @@ export function buildDisplay() {
     box('rows sum to 1 again', 'renormalise', { title: 'what is left of each row is divided by its sum: no longer the weights that the model used' }),
     massSlider());
   const layout = segments('Lines', 'layout', [['auto', 'auto', 'across for Chinese, Japanese and Korean'], ['across', 'across', 'two rows'], ['down', 'down', 'two columns']]);
-  followers.push((state, run) => { // only what does something to what is shown
+  followers.push((state, run) => { // only controls that affect the current view
     const long = !fits(at(run, state).layer);
     pool.hidden = !long || !['heatmap', 'grid'].includes(state.view);
     layout.hidden = state.view !== 'lines';

@@ -1,6 +1,6 @@
 // The document view: sentences below each other with their weights, words shaded by the excess of their weight over a
-// uniform one, times √s of the sentence (Yang et al. 2016), so that strong words of strong sentences stand out, or by
-// itself.
+// uniform one: on its own, or times √s of the sentence (Yang et al. 2016), so that strong words of strong sentences
+// stand out.
 
 import { h } from 'qkv/element';
 import { weight } from 'qkv/number';

@@ -8,7 +8,7 @@ import { written } from 'qkv/run';
 import { inks } from 'qkv/theme';
 import { deepest, side } from 'qkv/tiles';
 
-const readable = 13; // pixels a weight from which on tokens are written
+const readable = 13; // pixels per weight from which tokens are written
 const round = Array.from({ length: 8 }, (_, zeros) => [1, 2, 5].map((lead) => lead * 10 ** zeros)).flat();
 
 /** Whether the zoom allows tokens along the edges. */

@@ -1,5 +1,5 @@
-// The data source of a standalone page: weights are in the page as base64. Thumbnails and tiles are pooled here by the
-// same rules as on the server.
+// The data source of a standalone page, which contains its weights as base64. Thumbnails and tiles are pooled here by
+// the same rules as on the server.
 
 function decode(text) { // base64 → f32
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -25,7 +25,7 @@ function covered(at, size, length) {
   return [from, Math.max(from + 1, Math.floor(((at + 1) * length) / size))];
 }
 
-/** The source over the data in the page: { run, weights: base64 by layer and head, heads }. */
+/** A source that reads the data in the page: { run, weights: base64 by layer and head, heads }. */
 export function embedded(carried) {
   const decoded = new Map();
   const whole = (layer, head) => {
@@ -58,7 +58,7 @@ export function embedded(carried) {
     tile: async (run, { layer, head, zoom, x, y, pool }) => {
       const { n, m } = run.layers[layer];
       const deepest = Math.max(0, Math.ceil(Math.log2(Math.max(n, m) / 256)));
-      const side = 2 ** (deepest - zoom); // weights a cell, each way
+      const side = 2 ** (deepest - zoom); // weights per cell, each way
       const values = new Float32Array(65536).fill(NaN);
       for (let i = 0; i < 256; i++) {
         for (let j = 0; j < 256; j++) {

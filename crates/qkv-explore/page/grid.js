@@ -9,7 +9,7 @@ import { gridOf } from 'qkv/source';
 import { choose } from 'qkv/state';
 import { theme } from 'qkv/theme';
 
-const sizes = [24, 48, 96]; // of a thumbnail as it comes, in pixels
+const sizes = [24, 48, 96]; // of a fetched thumbnail, in pixels
 const gap = 4;
 const margin = 22; // for the layer's number
 
@@ -51,7 +51,7 @@ export class Grid {
     if (!room) return;
     const now = at(run, state);
     const abreast = this.beside ? this.blocks.reduce((sum, { across }) => sum + across, 0) : 0;
-    const narrow = Math.floor((room - (margin + 28) * this.blocks.length) / abreast) - gap; // of a thumbnail, all blocks abreast
+    const narrow = Math.floor((room - (margin + 28) * this.blocks.length) / abreast) - gap; // of a thumbnail with all blocks side by side
     for (const { group, across, canvas, buttons, body } of this.blocks) {
       const size = Math.max(10, Math.min(this.largest, narrow >= 40 ? narrow : Infinity, Math.floor((room - margin) / across) - gap));
       const step = size + gap;

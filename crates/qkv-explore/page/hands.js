@@ -1,8 +1,8 @@
 // Pointer and keyboard input of a map: drag, wheel, pinch, double click, click, arrows. Reports pixels and knows
 // nothing of matrices.
 
-const still = 5; // a pointer that moved less than this has clicked
-const second = 260; // ms in which a second click would mean zoom
+const still = 5; // pixels: a pointer that moves less has clicked
+const second = 260; // ms within which a second click means zoom
 
 /** Listens to a canvas. `on` has pan(x, y), zoom(factor, x, y), click(x, y), hover({ x, y } | null), enter(). Returns a function that removes the listeners. */
 export function hands(canvas, on) {

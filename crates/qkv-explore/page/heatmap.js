@@ -13,7 +13,7 @@ import { choose } from 'qkv/state';
 import { theme } from 'qkv/theme';
 import { spoken, tip } from 'qkv/tip';
 
-/** The hovered or selected rows and columns, and what the chart needs to draw them. */
+/** What the chart needs for drawing: colors, scale, and the selected rows and columns with their bars. */
 export function chartOptions(drawn, state, room, step = null) {
   const shades = palette(state.palette, theme());
   const values = drawn.kept ? drawn.values.filter((_, i) => drawn.kept[i]) : drawn.values;
@@ -26,7 +26,7 @@ export function chartOptions(drawn, state, room, step = null) {
   };
 }
 
-/** A chart with the hover, selection and tooltips of all heatmaps of this page. `open(row, col)` gets tokens. */
+/** A chart with the hover, selection and tooltips of all heatmaps of this page. `open(row, col)` gets units. */
 export function pointedChart(host, pane, label, { drawn, open, note }) {
   const cell = (row, col) => {
     const { rows, cols, values, sums } = drawn();

@@ -13,7 +13,7 @@ import { inks } from 'qkv/theme';
 
 const largest = 420; // CSS pixels of the picture
 const tiny = 46; // and of a small one
-const most = 160; // small pictures; of more heads only the chosen layer's are drawn
+const most = 160; // small pictures; if there are more heads, only the chosen layer's are drawn
 
 /** The image of a run as a canvas of its size. */
 function painted({ width, height, points }) {

@@ -15,8 +15,8 @@ import { inks } from 'qkv/theme';
 import { prefetch } from 'qkv/heatmap';
 
 const faint = 0.012; // lines below this share of the scale are not drawn
-const plenty = 0.05; // where no weight reaches this, none is drawn as if it were strong
-const around = 40; // tokens each way, of a long input
+const plenty = 0.05; // if no weight reaches this, none is drawn as if it were strong
+const around = 40; // tokens shown each way of a long input
 
 /** The shown tokens of a long side: around `middle`. */
 function span(middle, count) {
@@ -51,7 +51,7 @@ function open(host, pane) {
 
   const absolute = (side) => drawn[side].map((unit) => ({ members: unit.members.map((member) => member + offset[side === 'rows' ? 0 : 1]) }));
 
-  function summary(side, i) { // the strongest weight from or to a token
+  function summary(side, i) { // the strongest weights from or to a token
     if (i < 0) return '';
     const m = drawn.cols.length;
     const [mine, others] = side === 'rows' ? [(j) => drawn.values[i * m + j], drawn.cols] : [(j) => drawn.values[j * m + i], drawn.rows];

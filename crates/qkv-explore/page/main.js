@@ -26,15 +26,15 @@ import { addView, firstView, tabs, viewFor } from 'qkv/views';
 
 for (const view of [documentView, imageView, soundView, heatmap, map, lines, grid, rollout, table]) addView(view);
 
-let run = null; // what is looked at
-let other = null; // what it is compared with
+let run = null; // the run on display
+let other = null; // the run it is compared with
 const panes = { a: null, b: null };
 let heads = null;
 const prompts = { a: new Prompt(h('div', { class: 'line' }), 'a'), b: new Prompt(h('div', { class: 'line second' }), 'b') };
 
 // ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/** The run of a model and a text. The first one is part of the page; a model without text input has a run of its own. */
+/** The run of a model and a text. The first one is part of the page; a model without text input has its own run. */
 async function find(model, text, target) {
   const request = { model: model ?? first.run.model, text: text ?? first.run.text };
   if (!target && request.model === first.run.model && request.text === first.run.text) return first.run;
@@ -102,7 +102,7 @@ function toggleCompare() {
   const models = first.models ?? [];
   const next = models.find(({ id }) => id !== run.model) ?? models[0];
   const example = (first.examples ?? []).find((text) => text !== run.text) ?? run.text;
-  const text = next.takes_text ? (next.id !== run.model && run.text) || example : ''; // another model reads the same, the same one another
+  const text = next.takes_text ? (next.id !== run.model && run.text) || example : ''; // a different model reads the same text, the same model a different one
   choose({ model2: next.id, text2: text }, { push: true });
   place('text2')?.focus();
 }
@@ -145,8 +145,8 @@ function captionOf(which) {
   return run.model !== other.model || !words ? [name, words].filter(Boolean).join(' · ') : words;
 }
 
-/** What is chosen, with what was left open decided: what is more than a sequence is shown as what it is; long inputs are nearly empty to
-    the eye on a linear scale. */
+/** The chosen state with open choices decided: documents, images and sounds open in their own view; long inputs get a log scale, because
+    they look nearly empty on a linear one. */
 function settled(request) {
   const state = { ...request, view: request.view ?? firstView(run, at(run, request).layer) };
   return { ...state, scale: state.scale ?? (fits(at(run, state).layer) || ['lines', 'document', 'image', 'sound'].includes(state.view) ? 'linear' : 'log') };
@@ -190,7 +190,7 @@ function buildTools() {
   addKey(['ArrowDown'], '', '', () => go(run, 1, 0));
   addKey(['ArrowLeft'], '← →', 'previous, next head', () => go(run, 0, -1));
   addKey(['ArrowRight'], '', '', () => go(run, 0, 1));
-  const nth = (i) => () => { // the tabs as they are seen: not every run has all
+  const nth = (i) => () => { // the visible tabs: not every run has all of them
     const view = tabs().filter(({ tab }) => viewFor(tab, run, at(run, chosen()).layer))[i];
     if (view) choose({ view: view.tab }, { push: true });
   };

@@ -17,9 +17,9 @@ import { inks, theme } from 'qkv/theme';
 import { side, Tiles } from 'qkv/tiles';
 import { tip } from 'qkv/tip';
 
-const clickable = 4; // pixels a weight from which on a click means that weight
-const cheap = 8192; // tokens up to which the heads beside are fetched too
-const rest = 140; // ms until a resting pointer asks for its weight
+const clickable = 4; // pixels per weight from which a click opens that weight
+const cheap = 8192; // tokens up to which neighboring heads are prefetched
+const rest = 140; // ms until a resting pointer requests its weight
 
 function open(host, pane) {
   const { run } = pane;
@@ -34,10 +34,10 @@ function open(host, pane) {
 
   const tiles = new Tiles(run, () => repaint(), (error) => pane.refuse(error));
   let [state, layer, index, head] = [null, null, 0, 0];
-  let [camera, stands] = [null, null]; // the camera, and the place in the address that it last stood at
-  let [colour, painted] = [null, new Map()]; // the present colours; a tile's values → its picture in them
+  let [camera, stands] = [null, null]; // the camera, and its last place in the URL
+  let [colour, painted] = [null, new Map()]; // the current colors; a tile's values → its picture in those colors
   let tokens = { rows: [0, []], cols: [0, []] };
-  let [pointer, ghost] = [null, null]; // under our own pointer, in pixels; under the other pane's, as a weight
+  let [pointer, ghost] = [null, null]; // the position of our own pointer, in pixels; the weight under the other pane's
   let [waiting, saving, resting] = [0, 0, 0];
 
   const whole = () => ({ layer: index, head, zoom: 0, x: 0, y: 0, pool: state.pool });
@@ -197,7 +197,7 @@ function open(host, pane) {
     if (!exact) resting = setTimeout(() => askWeight(cell, block, pointer), rest);
   }
 
-  /** The exact weight, where a pixel covers many. */
+  /** Fetches the exact weight if a pixel covers many. */
   async function askWeight({ row, col }, block, mine) {
     const asked = head;
     const [[query], [key], [value]] = await Promise.all([tokensOf(run, layer.queries, row, row + 1), tokensOf(run, layer.keys, col, col + 1),
@@ -245,7 +245,7 @@ function open(host, pane) {
       if (camera) repaint();
     },
     zoomBy: (factor) => zoomBy(factor),
-    shown: () => camera.sight, // for an export of just this
+    shown: () => camera.sight, // for an export of only this part
     picture() {
       const out = h('canvas', { width: canvas.width, height: canvas.height });
       const context = out.getContext('2d');

@@ -71,7 +71,7 @@ export function holding(units, tokens) {
 /** The unit that contains a token, or −1. */
 export const unitOf = (units, token) => units.findIndex((unit) => unit.members.includes(token));
 
-/** The mean of the selected rows per column, or the sum of the selected columns per row. */
+/** The mean or the sum (`fold`) of the selected rows per column, or with `ofColumns` of the selected columns per row. */
 export function folded({ rows, cols, values }, lines, fold, ofColumns) {
   const m = cols.length;
   const out = new Float64Array(ofColumns ? rows.length : m);

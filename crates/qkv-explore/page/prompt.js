@@ -83,7 +83,7 @@ export class Prompt {
       run.output && model(run.model).takes_target ? h('button', { type: 'button', class: 'link quiet', 'aria-pressed': String(this.giving), onclick: give, title: 'see what the model attends to when it is made to write this' }, this.giving ? 'generate the output' : 'set the output') : null);
   }
 
-  /** Shows progress or an error. */
+  /** Shows whether a run is pending, and removes an earlier error. */
   waits(on) {
     this.host.classList.toggle('busy', on);
     this.host.querySelector('.refusal')?.remove();

@@ -1,5 +1,4 @@
-// What is known of a run without its weights: layers, heads, their order and names, tokens, and the defaults to show
-// first.
+// A run besides its weights: layers, heads, their order and names, tokens, and the defaults to show first.
 
 /** Maximum tokens per side of a heatmap; longer inputs are shown as a map. */
 export const small = 384;

@@ -1,6 +1,6 @@
 // Maps a weight to a level in 0…1, and with a palette to a color. Linear is proportional; log shows small weights
-// beside an attention sink; rank shows order alone. Colors are looked up by the upper 16 bits of the float: a table of
-// 32,768 colors paints any number of weights without arithmetic.
+// beside an attention sink; rank shows only the order. Colors are looked up by the upper 16 bits of the float: a table
+// of 32,768 colors paints any number of weights without arithmetic.
 
 /** Lower end of the log scale for long rows: a tenth of a uniform weight. */
 export const evenly = (keys) => 0.1 / keys;
@@ -9,7 +9,7 @@ export const evenly = (keys) => 0.1 / keys;
 export function scale(kind, values, { most = largest(values), floor = Infinity } = {}) {
   const top = most > 0 ? most : 1;
   if (kind === 'log') {
-    const low = floor < Infinity ? Math.min(floor, top / 10) : top / 1e4; // four decades, unless told otherwise
+    const low = floor < Infinity ? Math.min(floor, top / 10) : top / 1e4; // four decades by default
     return { kind, top, floor: low, at: (v) => (v <= low ? 0 : Math.min(1, Math.log(v / low) / Math.log(top / low))) };
   }
   if (kind === 'rank') {

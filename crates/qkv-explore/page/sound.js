@@ -1,5 +1,5 @@
-// The sound view: the spectrogram above, the words that were written of it at the side, and the attention between them.
-// One word is marked, with its time. Weights are those of a head, or the mean of the heads that follow the sound.
+// The sound view: the spectrogram above, the transcribed words at the side, and the attention between them. One word is
+// marked, with its time. Weights are those of a head, or the mean of the heads that follow the sound.
 
 import { h, sized } from 'qkv/element';
 import { weight } from 'qkv/number';
@@ -12,11 +12,11 @@ import { choose } from 'qkv/state';
 import { inks, theme } from 'qkv/theme';
 
 const high = 132; // CSS pixels of the spectrogram
-const line = 20; // of a word
-const ticks = 22; // of the times between them
+const line = 20; // height of a word's row
+const ticks = 22; // height of the time labels in between
 const type = 13;
 
-/** The spectrogram as a canvas, a pixel for each band of each frame. */
+/** The spectrogram as a canvas, one pixel per band and frame. */
 function painted({ frames, points }, shades) {
   const bytes = Uint8Array.from(atob(points), (character) => character.charCodeAt(0));
   const bands = bytes.length / frames;
@@ -151,7 +151,7 @@ function open(host, pane) {
     async show(state) {
       const now = at(run, state);
       const request = shown = {};
-      // A head that is chosen is what one wants to see.
+      // Whoever chooses a head wants to see that one.
       if (before && (before.index !== now.index || before.head !== now.head)) follows = false;
       before = now;
       const way = (name, text, on, go) => h('button', { type: 'button', 'data-way': name, 'aria-pressed': String(on), onclick: () => { follows = go; this.show(state); } }, text);

@@ -1,5 +1,5 @@
 // The state of the page: one flat object in the URL fragment, so that a URL is a picture and the back button works.
-// Drawing code subscribes, controls call `set`. Knows neither views nor the server.
+// Drawing code subscribes, controls call `choose`. Knows neither views nor the server.
 
 const whole = { read: (text) => (/^\d+$/.test(text) ? Number(text) : undefined), write: String };
 const fraction = { read: (text) => (text !== '' && Number.isFinite(Number(text)) ? Number(text) : undefined), write: (value) => String(Number(value.toPrecision(6))) };
@@ -62,7 +62,7 @@ export function choose(patch, { push = false } = {}) {
   const address = write(now);
   try {
     if (address !== write(before)) history[push ? 'pushState' : 'replaceState'](null, '', address);
-  } catch { /* a browser may forbid or ration this, for a file on disk say: the page works without */ }
+  } catch { /* a browser may forbid or limit this, as for a file on disk: the page works without it */ }
   for (const listener of listeners) listener(now, before);
 }
 

@@ -6,7 +6,7 @@ import { written } from 'qkv/run';
 import { say } from 'qkv/say';
 import { chosen, choose } from 'qkv/state';
 
-const pace = 900; // ms a step
+const pace = 900; // ms per step
 let timer = null;
 let parts = null;
 

@@ -3,9 +3,9 @@
 
 import { Memory, source } from 'qkv/source';
 
-export const side = 256; // cells of a tile, each way
+export const side = 256; // cells per side of a tile
 const atOnce = 4;
-const slow = 2; // of them, those that ask for exact tiles: they may take seconds
+const slow = 2; // of those, requests for exact tiles, which may take seconds
 
 /** The deepest zoom level of a matrix: one weight per cell. */
 export const deepest = ({ n, m }) => Math.max(0, Math.ceil(Math.log2(Math.max(n, m) / side)));
@@ -54,7 +54,7 @@ export class Tiles {
       this.arrived(tile);
     } catch (error) {
       if (error.name !== 'AbortError') {
-        this.refused.add(`${key}/${exact}`); // not asked for again: a server that says no is not hammered
+        this.refused.add(`${key}/${exact}`); // not requested again, so that a server that refuses is not hammered
         this.failed(error);
       }
     } finally {

@@ -8,7 +8,7 @@
 //! | `letters` | truncating and escaping labels |
 //! | `alignment`, `terminal` | heat maps of block characters |
 //! | `document`, `patches`, `shaded` | text and images shaded by weight, in a terminal and for print |
-//! | `looks` | where a model looked for each word, and boxes around what it found |
+//! | `looks` | maps of where a model looked for each word, and boxes around detected objects |
 //! | `sheet` | layout of a rendered picture |
 //! | `svg`, `png` | rendering of a layout |
 //! | `fonts`, `strokes` | glyphs for PNG: system fonts, or a built-in stroke font |

@@ -1,8 +1,8 @@
 //! Recordings as `.safetensors` files: our own, and files of other programs that hold queries and keys, or weights.
 //!
 //! **Our own** files have the key `recording` in their metadata (JSON: text, sides, steps, form, and for each layer its
-//! name, group, sides and attention) and the tensors of layer `i` as `layers.i.q`, `layers.i.k`, `layers.i.lse` and
-//! whatever else its attention takes.
+//! name, group, sides and attention) and the tensors of layer `i` as `layers.i.q`, `layers.i.k`, `layers.i.lse` and any
+//! other inputs of its attention.
 //!
 //! **Other** files have `q` and `k`, each `[B, H, N, D]`, `[H, N, D]` or `[N, D]`, and optionally `v` and `lse`
 //! (`[B, H, N]`, natural logarithm); or `weights`, `[B, H, N, M]`, `[H, N, M]` or `[N, M]`. With several layers each
@@ -23,7 +23,7 @@ use qkv_models::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What files of other programs may lack.
+/// Information that files of other programs may lack.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// The tokens of both sides.
@@ -250,7 +250,7 @@ fn call(file: &mut File, prefix: &str, attention: Attention) -> Result<Attention
     with_lse(file, prefix, attention, inputs, lse)
 }
 
-/// A call with the log-sum-exp that the file stored. Without one it is computed when weights first need it.
+/// A call with the log-sum-exp that the file stores. If it has none, it is computed when weights first need it.
 fn with_lse(
     file: &File,
     prefix: &str,
@@ -261,7 +261,7 @@ fn with_lse(
     let refused = |e: qkv::Error| file.wrong(&format!("the tensors `{prefix}…`"), e.to_string());
     let ([_, heads, n, _], [_, _, _, dv]) = (inputs.q.shape(), inputs.v.shape());
     let of_lse = |lse: Vec<f32>| -> Result<Output<f32>> {
-        // The values stay empty: weights need the log-sum-exp alone.
+        // The values stay empty: weights need only the log-sum-exp.
         let lse = Tensor::new(lse, [1, heads, n]).map_err(refused)?;
         let output = Output::of_lse(lse, dv, attention.place).map_err(refused)?;
         attention.weights(inputs.inputs(), &output).map_err(refused)?;
@@ -270,7 +270,7 @@ fn with_lse(
     let output = match lse {
         Some(lse) if attention.select == Select::Soft => Some(of_lse(lse)?),
         None if attention.select == Select::Soft => {
-            // Any log-sum-exp shows whether the shapes fit the description.
+            // Any log-sum-exp will do to check that the shapes fit the description.
             of_lse(vec![0.0; heads * n])?;
             None
         }
@@ -279,7 +279,7 @@ fn with_lse(
     Ok(AttentionCall::new(attention, inputs, output))
 }
 
-/// Checks that sides exist and have the length of the tensors, and that weights are weights.
+/// Checks that sides exist and are as long as the tensors, and that weights are valid.
 fn check(recording: &Recording, path: &Path) -> Result<()> {
     let wrong = |what: String| Error::format(path, "recording", what);
     if recording.layers.is_empty() {
@@ -306,7 +306,7 @@ fn check(recording: &Recording, path: &Path) -> Result<()> {
                 layer.heads()
             )));
         }
-        // Catches a log-sum-exp of another attention, or in another base.
+        // Catches a log-sum-exp from another attention, or in another base.
         let rows: Vec<usize> = [0, n / 2, n.saturating_sub(1)].into_iter().filter(|&row| row < n).collect();
         if layer.call().is_some_and(|call| call.known_output().is_some()) {
             let weights = layer.rows_at(0, &rows)?;

@@ -1,7 +1,7 @@
 //! One attention layer of a recording, and access to its weights: single rows, rectangles, pooled maps.
 //!
-//! Weights are recomputed exactly from queries, keys and the log-sum-exp, or read from what a file stored. Nothing
-//! outside this module needs to know which.
+//! Weights are recomputed exactly from queries, keys and the log-sum-exp, or taken from a file that stores them. Code
+//! outside this module need not know which.
 
 use qkv::{Attention, Mask, Output, OwnedInputs, Place, Pool, Select, Tensor};
 use qkv_models::{Error, Result};
@@ -52,7 +52,7 @@ impl AttentionCall {
         AttentionCall { attention, inputs, output }
     }
 
-    /// The output: known, or computed now.
+    /// The output, which is computed now if it is not known yet.
     ///
     /// # Errors
     /// If the inputs do not fit the description.
@@ -89,8 +89,8 @@ impl AttentionCall {
         by_place && no_row_data && self.attention.select == Select::Soft && self.attention.dropout.is_none()
     }
 
-    /// The weights of some queries of a head, `[rows, M]`. Computes no more than these rows need: where the output is
-    /// not known yet, the listed queries are attended by themselves.
+    /// The weights of some queries of a head, `[rows, M]`. Computes no more than these rows need: as long as the output
+    /// is unknown, attention runs over the listed queries only.
     fn rows_at(&self, head: usize, rows: &[usize]) -> Result<Tensor<f32, 2>> {
         let n = self.inputs.q.shape()[2];
         if self.output.get().is_some() || rows.len() >= n / 4 || !self.has_independent_rows() {
@@ -135,7 +135,7 @@ impl Layer {
         }
     }
 
-    /// Computes whatever all weights need and no file stored: the log-sum-exp.
+    /// Computes the log-sum-exp, which all weights need, unless it is known.
     ///
     /// # Errors
     /// If the inputs do not fit the description.
@@ -199,8 +199,7 @@ impl Layer {
         self.rows(head, 0..self.size()[0])
     }
 
-    /// The weights of the listed queries, `[rows, M]`. Few of many rows are computed by themselves, where that is
-    /// possible.
+    /// The weights of the listed queries, `[rows, M]`. A few rows out of many are computed by themselves, if possible.
     ///
     /// # Errors
     /// As [`rectangle`](Layer::rectangle).
@@ -214,8 +213,8 @@ impl Layer {
         }
     }
 
-    /// A pooled rectangle: each cell covers `each` weights, the last ones what remains. With `max_rows`, at most that
-    /// many rows of a cell are read, which is faster but not exact.
+    /// A pooled rectangle: each cell covers `each` weights, the last cells whatever remains. With `max_rows`, at most
+    /// that many rows of a cell are read, which is faster but not exact.
     ///
     /// # Errors
     /// As [`rectangle`](Layer::rectangle).

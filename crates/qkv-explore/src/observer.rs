@@ -1,6 +1,6 @@
 //! Any model whose attention can be recorded: translator, generator, encoder, document classifier, vision transformer,
-//! a model that describes images, answers questions about them or finds objects in them, a voice, or one that writes
-//! what is said. Its input is a text, or the name of an image or of a sound; its output is a [`Recording`].
+//! a model that describes images, answers questions about them or detects objects in them, a voice, or a speech
+//! recognizer. Its input is a text, or the name of an image or a sound; its output is a [`Recording`].
 
 use crate::capture;
 use crate::recording::Recording;
@@ -13,7 +13,7 @@ use qkv_models::{
 use qkv_nn::Machine;
 use std::path::Path;
 
-/// Tokens that a generator writes after a prompt.
+/// The most tokens that a generator writes after a prompt.
 const MAX_NEW_TOKENS: usize = 32;
 
 /// A model whose attention can be recorded.
@@ -35,9 +35,9 @@ pub enum Observer {
     Vqa(Box<Vqa>, Vec<(String, Image)>),
     /// Finds objects in images: these, by name.
     Detector(Box<Detector>, Vec<(String, Image)>),
-    /// Speaks.
+    /// Speaks a text.
     Speaker(Box<Speaker>),
-    /// Writes what is said in sounds: these, by name.
+    /// Transcribes sounds: these, by name.
     Recognizer(Box<Recognizer>, Vec<(String, Sound)>),
 }
 
@@ -53,7 +53,7 @@ fn trained_on_pairs(folder: &Path) -> bool {
 
 const NAME_ONE: &str = "name one with `--image FILE`";
 
-/// The image of that name.
+/// The image with that name.
 fn named<'a>(images: &'a [(String, Image)], text: &str) -> Result<&'a (String, Image)> {
     let found = images.iter().find(|(name, _)| name == text);
     found.ok_or_else(|| Error::invalid(format!("there is no image `{text}`")).with_hint(NAME_ONE))
@@ -66,7 +66,7 @@ impl From<Translator> for Observer {
 }
 
 impl Observer {
-    /// The model of a folder, ours or in the Hugging Face layout, of a GGUF file, or a Whisper model.
+    /// Opens a model: a folder, ours or in the Hugging Face layout, a GGUF file, or a Whisper model.
     ///
     /// # Errors
     /// Names the file, and the field or tensor that is wrong.
@@ -106,7 +106,7 @@ impl Observer {
         }
     }
 
-    /// What the page's button says.
+    /// The label of the page's button.
     pub fn verb(&self) -> &'static str {
         match self {
             Observer::Translator(_) => "Translate",
@@ -117,7 +117,7 @@ impl Observer {
         }
     }
 
-    /// Whether it can be run over another output than its own.
+    /// Whether it can be run over an output other than its own.
     pub fn takes_target(&self) -> bool {
         matches!(
             self,

@@ -1,5 +1,5 @@
-//! A **recording** of one run of a model, or read from a file: tokens, and for every attention layer the tensors from
-//! which its weights are recomputed. Nothing of the size of the weights is stored, unless a file brought them.
+//! A **recording** of one run of a model, captured or read from a file: tokens, and for every attention layer the
+//! tensors from which its weights are recomputed. Nothing as large as the weights is stored, unless a file brings them.
 
 use crate::layer::Layer;
 use serde::{Deserialize, Serialize};
@@ -45,21 +45,21 @@ pub enum Form {
         /// RGB of each pixel in row-major order.
         points: Vec<u8>,
     },
-    /// A sound, to whose positions the tokens that were written of it attend.
+    /// A sound; the tokens of its transcript attend to its positions.
     Sound {
-        /// The side of the sound's positions; those behind its end are silence.
+        /// The side of the sound's positions; those past its end are silence.
         side: usize,
-        /// Milliseconds of a position.
+        /// Milliseconds per position.
         step: usize,
-        /// Frames of the spectrogram, which go on to the end of the sound.
+        /// Frames of the spectrogram, up to the end of the sound.
         frames: usize,
-        /// Milliseconds of a frame.
+        /// Milliseconds per frame.
         frame: usize,
         /// Brightness of each band of each frame, the lowest band first.
         points: Vec<u8>,
         /// Its words, in order.
         words: Vec<HeardWord>,
-        /// Layers of the recording, and heads, that follow the sound.
+        /// The heads that follow the sound, each as a layer of the recording and a head.
         heads: Vec<[usize; 2]>,
     },
 }
@@ -76,7 +76,7 @@ pub struct HeardWord {
     pub end: usize,
     /// Its first query.
     pub from: usize,
-    /// The query behind its last.
+    /// The query after its last.
     pub to: usize,
 }
 
@@ -180,7 +180,7 @@ pub struct Group {
 }
 
 impl Side {
-    /// A side without token texts: tokens are called by their index.
+    /// A side without token texts: tokens are named by their index.
     pub fn numbered(name: &str, count: usize) -> Side {
         let token = |at: usize| Token { text: at.to_string(), word: Some(at), ..Token::default() };
         Side { name: name.into(), tokens: (0..count).map(token).collect() }

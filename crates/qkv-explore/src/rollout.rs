@@ -1,6 +1,6 @@
 //! Attention rollout (Abnar and Zuidema 2020, arXiv:2005.00928): how much of each input token reaches each position
-//! after a number of layers, if a layer mixes by the mean of its heads and the residual connection carries the other
-//! half.
+//! after a number of layers, assuming that a layer mixes tokens by the mean of its heads and the residual connection
+//! carries the other half.
 //!
 //! `R₀ = I`, `Rₗ = ½ (I + Āₗ) Rₗ₋₁`, with `Āₗ` the mean over the heads of layer `l`. Rows of `R` are computed from the
 //! last layer down, so that only those rows are stored: `r ← ½ (r + r Āₗ)`, with `Āₗ` recomputed a block of rows at a

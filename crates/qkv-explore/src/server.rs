@@ -2,7 +2,7 @@
 //! on request.
 //!
 //! Safe by default: it listens on 127.0.0.1, checks Host and origin of every request, limits headers, bodies, texts and
-//! connections in size and time, serves no files but those embedded in the program, and computes on threads of its own,
+//! connections in size and time, serves no files but those embedded in the program, and computes on separate threads,
 //! so that a slow request does not block others. On any other address every request needs a token.
 
 mod answer;
@@ -54,7 +54,7 @@ pub struct Settings {
     pub recording: Option<Recording>,
     /// Example sentences; the first is run when the server starts, unless there is a recording.
     pub examples: Vec<String>,
-    /// Threads that compute.
+    /// The threads that compute.
     pub machine: Machine,
     /// Limits on connections, headers and bodies.
     pub limits: Limits,
@@ -169,7 +169,7 @@ impl Server {
         runtime.block_on(async move {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(refused)?;
             let first = state.runs.get(0);
-            // Log-sum-exps that a recording lacks are computed in the background: the page is there at once.
+            // Log-sum-exps that a recording lacks are computed in the background, so that the page appears at once.
             tokio::task::spawn_blocking(move || {
                 for layer in first.iter().flat_map(|run| &run.recording.layers) {
                     // A failure shows when the weights are requested.

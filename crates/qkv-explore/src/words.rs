@@ -6,7 +6,7 @@ use qkv_models::Result;
 use serde::Serialize;
 use std::ops::Range;
 
-/// Weights with labels for rows and columns, as they are drawn and exported.
+/// Weights with labels for rows and columns, in the form in which they are drawn and exported.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Matrix {
     /// Labels of the rows (queries).

@@ -15,9 +15,9 @@ use qkv_nn::{Device, Machine};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// The longest text in bytes; it is held in memory whole.
+/// The longest text in bytes; it is held in memory as a whole.
 const LONGEST: u64 = 1 << 26;
-/// Answers about an image that are listed with their probabilities.
+/// Maximum number of answers about an image that are listed with their probabilities.
 const MOST_ANSWERS: usize = 10;
 
 pub(super) const COMMAND: Command =
@@ -101,7 +101,7 @@ impl AnswerArgs {
         }
     }
 
-    /// The answer to a question about an image, with where the model looked.
+    /// The answer to a question about an image, and where the model looked.
     fn answer_image(&self, question: &str, path: &Path, machine: &Machine) -> Result<String, Failure> {
         let vqa = Vqa::open(&self.model)?;
         input::check(path)?;

@@ -6,14 +6,14 @@
 //! | `shape`, `case`, `grid` | what is measured, its work and memory, and the default cases |
 //! | `timing`, `statistics` | repeated calls, medians and means |
 //! | `ours`, `formula`, `torch` | the three sides: the library, the materialized formula, PyTorch (`torch.py`) |
-//! | `python` | the Python that PyTorch's side runs in, and what its scripts begin with (`prelude.py`) |
+//! | `python` | the Python that runs PyTorch's side, and the common start of its scripts (`prelude.py`) |
 //! | `peaks` | the peak of the machine |
 //! | `measurement`, `table`, `summary`, `machine`, `progress` | reports |
 //! | `lengths`, `memory`, `plot` | time and memory against length |
 //! | `scaling` | speed-up against threads |
 //! | `on_device` | the same on a GPU |
 //! | `over_ranks` | attention divided over ranks: time, bytes sent, and waiting |
-//! | `train_over_ranks` | training steps over ranks, beside as many that train alone |
+//! | `train_over_ranks` | training steps over ranks, beside the same number of ranks that train alone |
 //! | `images` | passes of a ResNet over images, and PyTorch's (`images.py`) |
 //! | `train`, `training_step` | whole training steps, and PyTorch's (`step.py`) |
 
@@ -134,7 +134,7 @@ fn measure(args: &BenchArgs, threads: usize, print: Print<'_>) -> Result<(), Fai
     print(&report.footer(&rows)).map(|_| ())
 }
 
-/// One case: ours and PyTorch in alternating rounds, each beside the peak, then the formula.
+/// One case: ours and PyTorch in alternating rounds, with the peak measured in between, then the formula.
 fn measure_case(
     args: &BenchArgs,
     case: Case,
@@ -177,7 +177,7 @@ fn measure_case(
     Ok(row)
 }
 
-/// Lets the other side's threads, which spin a little after their work, fall asleep.
+/// Lets the other side's threads go to sleep: they spin briefly after their work.
 fn pause() {
     thread::sleep(Duration::from_millis(20));
 }
@@ -187,7 +187,7 @@ struct BenchReport {
     format: ReportFormat,
     rounds: usize,
     table: Table,
-    /// Columns that not every run has.
+    /// Optional columns.
     bandwidth: bool,
     formula: bool,
     against: bool,

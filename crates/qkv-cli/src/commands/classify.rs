@@ -74,9 +74,9 @@ struct ClassifyArgs {
     device: Device,
 }
 
-/// Lines that are classified together at most.
+/// Maximum number of lines per batch.
 const BATCH: usize = 256;
-/// Images that are classified together at most.
+/// Maximum number of images per batch.
 const IMAGE_BATCH: usize = 64;
 
 impl Run for ClassifyArgs {
@@ -165,7 +165,7 @@ impl ClassifyArgs {
                     object["patches"] = weights.chunks(grid.max(1)).map(|row| json!(row)).collect();
                     drawing = draw::patches(&weights, grid, TerminalStyle::of_stdout().colors());
                 }
-                // Of several images, each line names its own.
+                // With several images, each line names its image.
                 if self.images.len() > 1 && !self.json {
                     text += &format!("{name}\t");
                 }

@@ -1,4 +1,4 @@
-//! `qkv convert`: a model as a folder in the Hugging Face layout.
+//! `qkv convert`: writes a model as a folder in the Hugging Face layout.
 
 use crate::arguments::{Argument, Arguments, Kind};
 use crate::command::{Command, Run, Status};
@@ -63,7 +63,7 @@ impl Run for ConvertArgs {
             return Err(Failure::new(what).hint("choose another `--out`"));
         }
         input::check(&self.path)?;
-        // Complete or not there: a failure on a full disk must not block a second try.
+        // All or nothing: a failure, as on a full disk, must not block a second try.
         let part = Part::beside(&self.out)?;
         self.save(&part.0)?;
         let _ = fs::remove_dir(&self.out); // an empty folder may be replaced
@@ -107,7 +107,7 @@ impl ConvertArgs {
     }
 }
 
-/// The folder that is filled before it has its name. What is left of it is removed.
+/// A folder that is filled before it gets its final name. Removed when dropped, if it still exists.
 struct Part(PathBuf);
 
 impl Part {

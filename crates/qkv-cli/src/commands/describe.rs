@@ -1,4 +1,4 @@
-//! `qkv describe`: text about images, and where the model looked for each token of it.
+//! `qkv describe`: descriptions of images, and where the model looked for each token.
 
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::atomic_file::OutputPath;
@@ -61,7 +61,7 @@ struct DescribeArgs {
     device: Device,
 }
 
-/// Images that are described together at most.
+/// Maximum number of images per batch.
 const BATCH: usize = 16;
 
 impl DescribeArgs {
@@ -84,7 +84,7 @@ impl DescribeArgs {
     }
 }
 
-/// A token's text as the label of a map: the end of a text and what is a space alone have signs.
+/// A token's text as the label of a map, with signs for the end of a text and for blank tokens.
 pub(super) fn token_label(tokenizer: &Tokenizer, id: u32) -> String {
     match tokenizer.decode(&[id]).trim() {
         "" if id == tokenizer.eos() => "‹end›".to_owned(),
@@ -99,7 +99,7 @@ fn maps(looked: &LookedAt, describer: &Describer) -> Vec<(String, Vec<f32>)> {
     named.zip(looked.weights.iter().cloned()).collect()
 }
 
-/// Writes a drawing, as PNG where the name says so and as SVG otherwise.
+/// Writes a drawing: PNG if the file name ends so, otherwise SVG.
 pub(super) fn write_drawing(drawing: &Shaded, path: &Path, from: &Path) -> Result<(), Failure> {
     let output = OutputPath::new(path, Some(from))?;
     let png = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("png"));
@@ -146,7 +146,7 @@ impl Run for DescribeArgs {
                         text += &format!("{object}\n");
                         continue;
                     }
-                    // Of several images, each line names its own.
+                    // With several images, each line names its image.
                     if self.images.len() > 1 {
                         text += &format!("{}\t", path.display());
                     }

@@ -1,4 +1,4 @@
-//! `qkv detect`: what is in images, and where.
+//! `qkv detect`: the objects in images, and where they are.
 
 use super::describe::write_drawing;
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
@@ -130,7 +130,7 @@ impl Run for DetectArgs {
                     let objects: Value = boxes.iter().map(one).collect();
                     format!("{}\n", json!({ "image": path.display().to_string(), "boxes": objects }))
                 } else {
-                    // Of several images, each line names its own.
+                    // With several images, each line names its image.
                     let before = if self.images.len() > 1 { format!("{}\t", path.display()) } else { String::new() };
                     let line = |found: &FoundBox| {
                         let [left, top, right, bottom] = pixels(found, &image);

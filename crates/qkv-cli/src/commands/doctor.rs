@@ -30,7 +30,7 @@ impl Run for DoctorArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         let report = MachineReport::of_this_machine();
         print(&if self.json { report.to_json() } else { report.to_string() })?;
-        // A wrong `QKV_ISA` is reported with everything else, and is a failure here too.
+        // An invalid `QKV_ISA` is reported with everything else, and is a failure here too.
         isa::check().map(|()| Status::Done)
     }
 }
@@ -78,7 +78,7 @@ macro_rules! features {
 impl MachineReport {
     fn of_this_machine() -> MachineReport {
         let isa = Isa::best();
-        // bf16 has instructions of its own; f16 is widened to f32.
+        // bf16 has its own instructions; f16 is widened to f32.
         let native = match isa.name() {
             "avx512bf16" | "amx" => "avx512",
             name => name,
@@ -119,7 +119,7 @@ impl MachineReport {
         }
     }
 
-    /// One JSON object on a line.
+    /// One JSON object, on one line.
     fn to_json(&self) -> String {
         serde_json::to_string(self).expect("plain data") + "\n"
     }

@@ -82,7 +82,7 @@ impl EmbedArgs {
     }
 }
 
-/// Lines that are embedded together at most.
+/// Maximum number of lines per batch.
 const BATCH: usize = 1024;
 
 impl Run for EmbedArgs {

@@ -26,7 +26,7 @@ use report::{EvalReport, ModelScores};
 use std::path::Path;
 use std::time::Instant;
 
-/// Sentences that are translated together.
+/// Maximum number of sentences per batch.
 const BATCH: usize = 1024;
 
 pub(super) const COMMAND: Command =
@@ -56,7 +56,7 @@ impl Run for EvalArgs {
     }
 }
 
-/// Scores of labels, of plain text, or of what a model sees in images; `None` for a model that translates.
+/// Scores of labels, of plain text, or of a model that looks at images; `None` for a model that translates.
 fn evaluate_labels(args: &EvalArgs, model: &Path, data: &Path) -> Result<Option<Evaluation>, Failure> {
     let adapter = args.adapter.as_deref();
     let is_file = model.is_file();
@@ -143,7 +143,7 @@ fn evaluate_model(args: &EvalArgs, folder: Option<&Path>, data: &Path) -> Result
     score(args, &outputs, &references, Some(scores))
 }
 
-/// The best translation of each source, and the seconds they took.
+/// The best translation of each source, and the total time in seconds.
 fn translate(
     args: &EvalArgs,
     translator: &Translator,

@@ -34,9 +34,9 @@ pub(super) const COMMAND: Command =
     .examples(EXAMPLES);
 
 impl Run for ExploreArgs {
-    /// Serves the page until the program is ended.
+    /// Serves the page until the program is terminated.
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
-        // Requests are answered on threads of the server, outside of any pool but the global one.
+        // Requests are answered on the server's own threads, so only the global pool applies.
         threads::set_global(self.threads)?;
         let mut settings = Settings::new(device::machine(self.device)?);
         (settings.address, settings.port) = (self.address, self.port);
@@ -75,7 +75,7 @@ impl Run for ExploreArgs {
 }
 
 impl ExploreArgs {
-    /// What the file of a recording may not contain.
+    /// What a recording's file may leave out.
     fn recording_options(&self) -> Result<file::OpenOptions, Failure> {
         let lines = |path: &PathBuf| -> Result<Vec<String>, Failure> {
             Ok(input::read_text(path, LONGEST_TOKENS)?.lines().map(str::to_owned).collect())
@@ -88,7 +88,7 @@ impl ExploreArgs {
     }
 }
 
-/// The models that were named, or the embedded one.
+/// The models named on the command line, or the embedded one.
 fn models(args: &ExploreArgs) -> Result<Vec<ServedModel>, Failure> {
     if args.models.is_empty() {
         let model = embedded::translator(None)?.into();
@@ -114,7 +114,7 @@ fn models(args: &ExploreArgs) -> Result<Vec<ServedModel>, Failure> {
     args.models.iter().map(served).collect()
 }
 
-/// What is read of files, by their file names, or by their paths where two names are the same.
+/// Opens files, each under its file name, or under its path if that name is taken.
 fn files<T>(paths: &[PathBuf], open: impl Fn(&Path) -> qkv_models::Result<T>) -> Result<Vec<(String, T)>, Failure> {
     let mut found: Vec<(String, T)> = Vec::with_capacity(paths.len());
     for path in paths {

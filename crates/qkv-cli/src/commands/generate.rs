@@ -21,7 +21,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::Instant;
 
-/// The longest prompt in bytes; it is held in memory whole.
+/// The longest prompt in bytes; it is held in memory as a whole.
 const LONGEST: u64 = 1 << 24;
 
 pub(super) const COMMAND: Command =
@@ -47,7 +47,7 @@ impl Run for GenerateArgs {
             let prompt = match (&self.text, &self.input) {
                 (Some(text), _) => text.clone(),
                 (None, Some(path)) => without_line_end(input::read_text(path, LONGEST)?),
-                // At a terminal without a prompt: a new line is where texts begin.
+                // At a terminal without a prompt, a newline starts the text.
                 (None, None) if io::stdin().is_terminal() => "\n".to_owned(),
                 (None, None) => without_line_end(input::text_of(io::stdin(), "stdin", LONGEST)?),
             };
@@ -75,7 +75,7 @@ fn without_line_end(text: String) -> String {
     text.strip_suffix('\n').map(|text| text.strip_suffix('\r').unwrap_or(text)).unwrap_or(&text).to_owned()
 }
 
-/// A model with everything that a prompt needs.
+/// A model, and everything else it takes to answer prompts.
 struct GenerateSession<'a, 'p> {
     args: &'a GenerateArgs,
     generator: &'a Generator,
@@ -85,7 +85,7 @@ struct GenerateSession<'a, 'p> {
 }
 
 impl GenerateSession<'_, '_> {
-    /// Continues a prompt; the generated text, and whether the reader is still there.
+    /// Continues a prompt. Returns the generated text, and whether the reader is still there.
     fn answer(&mut self, prompt: &str, tokens: &[u32]) -> Result<(String, bool), Failure> {
         let longest = self.generator.model.max_len();
         if tokens.len() > longest {
@@ -105,7 +105,7 @@ impl GenerateSession<'_, '_> {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        // The next answer samples other numbers.
+        // The next answer draws different random numbers.
         if let Some(sample) = &mut self.settings.sample {
             sample.before += 1;
         }
@@ -124,8 +124,8 @@ impl GenerateSession<'_, '_> {
         Ok((generated.text, listens))
     }
 
-    /// Continues each line, several at a time, and prints an object for each in the order of the lines. A bad
-    /// line is reported and skipped.
+    /// Continues each line, several at a time, and prints one object per line, in order. A bad line is reported and
+    /// skipped.
     fn each_line(&mut self) -> Result<Status, Failure> {
         let mut lines = Lines::new(&[], self.args.input.as_deref())?;
         let (mut prompts, mut failed) = (Vec::new(), 0);
@@ -176,7 +176,7 @@ impl GenerateSession<'_, '_> {
         messages.extend(self.args.system.as_ref().map(|text| Message::new("system", text.as_str())));
         let terminal = io::stdin().is_terminal() && self.args.text.is_none() && self.args.input.is_none();
         let mut lines = Lines::new(self.args.text.as_slice(), self.args.input.as_deref())?;
-        // A model without a template is refused before anyone has typed.
+        // A model without a template is refused before anyone types.
         self.generator.conversation(&[Message::new("user", "")])?;
         let mut failed = 0;
         loop {
@@ -224,8 +224,8 @@ impl GenerateSession<'_, '_> {
     }
 }
 
-/// The prompt tokens that a model with a context of `longest` reads: of a longer prompt, those that leave half of the
-/// context for the answer.
+/// How many of `prompt` tokens a model with a context of `longest` reads: if they do not fit, as many as leave half of
+/// the context for the answer.
 fn tokens_read(prompt: usize, longest: usize) -> usize {
     if prompt > longest { longest.div_ceil(2) } else { prompt }
 }
@@ -242,10 +242,10 @@ fn speed(generated: &Generated, longest: usize) -> String {
     format!("[{prompt}, first token after {prompt_seconds:.2} s, then {more} in {seconds:.2} s: {rate:.1} tokens/s]")
 }
 
-/// Floats that are read to measure the memory's bandwidth: more than caches hold.
+/// Floats read to measure the memory bandwidth: more than the caches hold.
 const BANDWIDTH_FLOATS: usize = 1 << 26;
 
-/// Where the time of a token went, and which share of the memory's bandwidth was used.
+/// Where the time per token went, and the share of the memory bandwidth that was used.
 fn stats(generated: &Generated, threads: usize) -> String {
     let more = generated.tokens.len().saturating_sub(1);
     if more == 0 {

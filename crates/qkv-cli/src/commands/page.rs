@@ -1,4 +1,5 @@
-//! The hidden `qkv page`: `docs/run.md`, from the tables of `qkv run`. A test holds the committed page to this.
+//! The hidden `qkv page`: prints `docs/run.md` from the tables of `qkv run`. A test compares the committed page with
+//! it.
 
 use super::run::args::{ARGUMENTS, EXAMPLES, INPUTS, OUTPUTS, TensorRow};
 use crate::arguments::Argument;
@@ -63,7 +64,7 @@ fn argument_row(argument: &Argument) -> String {
     for (value, meaning) in argument.values {
         cell += &format!("<br>`{value}`: {meaning}");
     }
-    // A bar would end the cell of the table.
+    // A bar would end the table cell.
     let escaped = |text: &str| text.replace('|', "\\|");
     let typed = format!("--{} {}", argument.name, argument.placeholder());
     format!("| `{}` | {} |\n", escaped(typed.trim_end()), escaped(&cell))

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | `args` | the arguments, the tables of tensors, and the examples |
-//! | `features`, `pattern`, `place`, `selection` | values with a syntax of their own |
+//! | `features`, `pattern`, `place`, `selection` | values with their own syntax |
 //! | `source`, `tensors` | the input file, and the tensors in it |
 //! | `memory_estimate` | whether a call fits this machine |
 //! | `attention`, `compute`, `over_ranks` | the description, and the call, in this process or on several ranks |
@@ -89,7 +89,7 @@ impl RunArgs {
     }
 }
 
-/// Runs the call in one type; what to print, on the first rank.
+/// Runs the call in one element type. Returns what to print, on the first rank only.
 fn run_in<T>(
     args: &RunArgs,
     source: Option<Source>,
@@ -156,8 +156,7 @@ fn warn_of_unknown_tensors(source: &Source) {
     }
 }
 
-/// The memory of the call, from the header of the file. Shapes that are wrong count for nothing: reading them is
-/// refused.
+/// Estimates the memory of the call from the header of the file. Wrong shapes count as 0: reading them is refused.
 fn memory_estimate(args: &RunArgs, source: Option<&Source>) -> MemoryEstimate {
     let info = |name: &'static str| source.and_then(|source| source.info(name));
     let axes = |name: &'static str| match source {

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | `args` | the arguments |
-//! | `selected` | the layer and head that are shown |
+//! | `selected` | the layer and head to show |
 //! | `shading` | documents with shaded words, images with shaded patches |
 //! | `file` | the formats of `--out` |
 //! | `table` | layers and heads as text and JSON |
@@ -43,7 +43,7 @@ pub(super) const COMMAND: Command =
 
 impl Run for ShowArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
-        // Refused before anything is computed: a file name without a known extension.
+        // A file name without a known extension is refused before anything is computed.
         let format = self.out.as_deref().map(FileFormat::of).transpose()?;
         threads::on(self.threads, || {
             let machine = device::machine(self.device)?;
@@ -76,7 +76,7 @@ impl Run for ShowArgs {
     }
 }
 
-/// Opens a model, with the image that it is shown.
+/// Opens a model, with the image that it looks at.
 fn open(path: &Path, image: Option<&Path>) -> Result<Observer, Failure> {
     if !path.exists() {
         return Err(Failure::new(format!("`{}` does not exist", path.display())).hint(MODEL_FOLDER));
@@ -93,7 +93,7 @@ fn open(path: &Path, image: Option<&Path>) -> Result<Observer, Failure> {
     Ok(model)
 }
 
-/// The only line of stdin that has text.
+/// The only line of stdin that is not blank.
 fn only_line() -> Result<String, Failure> {
     let mut texts: Vec<String> = Lines::stdin().all()?.into_iter().map(|line| line.text).collect();
     texts.retain(|text| !text.trim().is_empty());
@@ -109,7 +109,7 @@ fn no_text() -> Failure {
     Failure::new("there is no text to show").hint("give a sentence")
 }
 
-/// A model, or a recording's settings, with everything that a text needs.
+/// What it takes to show texts or a recording.
 struct ShowSession<'a> {
     args: &'a ShowArgs,
     /// None for a recording.
@@ -119,7 +119,7 @@ struct ShowSession<'a> {
 }
 
 impl ShowSession<'_> {
-    /// Shows each line of stdin that has text.
+    /// Shows each line of stdin that is not blank.
     fn show_lines(&self, print: Print<'_>) -> Result<(), Failure> {
         if io::stdin().is_terminal() {
             note("Enter a line to draw it; Ctrl-D ends.");
@@ -148,7 +148,7 @@ impl ShowSession<'_> {
         if any { Ok(()) } else { Err(no_text()) }
     }
 
-    /// Runs the model on a text; what to print. A file is written on the way.
+    /// Runs the model on a text and returns what to print. With `--out` it writes the file, too.
     fn show(&self, text: &str) -> Result<String, Failure> {
         let Some(model) = &self.model else { unreachable!("texts are shown by a model") };
         let target = match self.args.mode {
@@ -177,7 +177,7 @@ impl ShowSession<'_> {
         if let (Some(format), Some(path)) = (self.format, &args.out) {
             return file::write(format, path, &recording, args).map(|()| String::new());
         }
-        // Neither a text nor a model moves the cursor of the terminal.
+        // Neither a text nor a model may move the terminal's cursor.
         let printable =
             |text: String| -> String { text.chars().map(|c| if c.is_control() { '·' } else { c }).collect() };
         if let (true, Some(json)) = (args.json, shading::to_json(&recording, args)?) {

@@ -1,4 +1,4 @@
-//! `qkv speak`: text in, sound out, and which letter each moment of it belongs to.
+//! `qkv speak`: text in, sound out, and which letter is spoken at each moment.
 
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::atomic_file::OutputPath;
@@ -59,7 +59,7 @@ const ARGUMENTS: Arguments = &[
     ("Computation", &[DEVICE, THREADS]),
 ];
 
-/// Bytes of a text from stdin.
+/// The longest text from stdin, in bytes.
 const LONGEST: u64 = 1 << 20;
 /// Seconds of silence between sentences.
 const PAUSE: f64 = 0.25;
@@ -100,7 +100,7 @@ impl SpeakArgs {
     }
 }
 
-/// The alignment of a sentence: a row for each letter, a column for each step, as one reads a spectrogram.
+/// The alignment of a sentence: one row per letter, one column per step, like a spectrogram.
 fn matrix(speech: &Speech) -> Matrix {
     let shown = |letter: &String| if letter.trim().is_empty() { "␣".to_owned() } else { letter.clone() };
     Matrix {
@@ -122,7 +122,7 @@ impl Run for SpeakArgs {
                 [] => input::text_of(io::stdin(), "stdin", LONGEST)?,
                 texts => texts.join(" "),
             };
-            // Before anything is computed: is there something to say, and can it be written?
+            // Before computing anything: is there something to say, and can it be written?
             let phrases = voice.phrases(&text)?;
             let out = self.out.as_ref().map(|path| OutputPath::new(path, None)).transpose()?;
             let (mut samples, mut drawn) = (Vec::new(), None);

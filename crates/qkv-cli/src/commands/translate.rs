@@ -21,7 +21,7 @@ use qkv_nn::Machine;
 use rayon::prelude::*;
 use std::io::{self, IsTerminal, Write};
 
-/// Lines that are translated together at most: enough to fill the machine, few enough to see something soon.
+/// Maximum number of lines per batch: enough to keep the machine busy, few enough to see results soon.
 const BATCH: usize = 1024;
 
 pub(super) const COMMAND: Command =
@@ -55,7 +55,7 @@ impl Run for TranslateArgs {
                     output.write(&text)
                 },
             );
-            // Bad lines were reported; what could be translated is kept.
+            // Bad lines have been reported; the other translations are kept.
             output.finish()?;
             ended.map(|()| Status::Done)
         })
@@ -67,7 +67,7 @@ fn failed_line(number: usize, json: bool) -> String {
     if json { format!("{}\n", serde_json::json!({ "line": number, "translation": null })) } else { "\n".into() }
 }
 
-/// A model with everything that a line needs.
+/// A model, and everything else it takes to translate lines.
 struct TranslateSession<'a> {
     args: &'a TranslateArgs,
     translator: &'a Translator,
@@ -75,7 +75,7 @@ struct TranslateSession<'a> {
     machine: Machine,
     style: TerminalStyle,
     align: AlignFormat,
-    /// Sentences translated so far: sampling draws other numbers for each.
+    /// Sentences translated so far: sampling draws different random numbers for each.
     translated: usize,
 }
 
@@ -92,7 +92,7 @@ impl<'a> TranslateSession<'a> {
         Ok(TranslateSession { args, translator, search, machine, style, align, translated: 0 })
     }
 
-    /// Translates a batch. A line that the model cannot take fails alone.
+    /// Translates a batch. A line that is too long for the model fails on its own.
     fn translate(&mut self, lines: &[Line]) -> BatchResult<String> {
         let most = self.translator.model.max_len().saturating_sub(1);
         let tokens: Vec<Vec<u32>> =

@@ -1,4 +1,4 @@
-//! `qkv bench` as a user types it, on tiny shapes for tiny times. How fast anything is, no test says.
+//! `qkv bench` as a user types it, on tiny shapes for tiny times. No test asserts a speed.
 
 use serde_json::Value;
 use std::fs;
@@ -52,13 +52,13 @@ fn qkv(words: &str) -> Ran {
     Ran { code: ran.status.code(), out: text(ran.stdout), err: text(ran.stderr) }
 }
 
-/// A file for each command, in which the right anchor writes what it was asked.
+/// A log file per command, to which the fake Python `right` appends each request.
 fn log(words: &str) -> String {
     let safe: String = words.chars().filter(char::is_ascii_alphanumeric).collect();
     format!("{safe}.log")
 }
 
-/// A command that goes well and says nothing on stderr.
+/// Runs a command that succeeds with nothing on stderr.
 fn well(words: &str) -> String {
     let ran = qkv(&format!("bench --seconds 0.001 {words}"));
     assert_eq!((ran.code, &ran.err[..]), (Some(0), ""), "{}", ran.out);
@@ -197,7 +197,7 @@ fn an_anchor_is_asked_in_rounds_and_its_ratios_are_told() {
     assert_eq!((ran.code, &ran.err[..]), (Some(0), ""));
     let row = &rows(&ran.out)[0];
     assert_eq!((row["torch_ms"].as_f64(), row["torch_median_ms"].as_f64()), (Some(5000.0), Some(6000.0)));
-    // In one round our best call was our best of all; in the others it was slower, and the ratio lower.
+    // One round has our best call of all; in the others our best is slower, and the ratio lower.
     let (ratio, best) = (row["ratio"].as_f64().unwrap(), row["best_ms"].as_f64().unwrap());
     assert!(ratio > 0.0 && ratio <= 5000.0 / best * 1.01, "{row}");
     let asked = fs::read_to_string(FOLDER.join(log(words))).unwrap();

@@ -1,5 +1,5 @@
 //! Attacks on the program that once worked, or nearly did: hostile files, endless inputs, damaged models, kills. Each
-//! ends in time and in bounded memory, with an exit code and a message, never with a panic.
+//! must end in bounded time and memory with an exit code and a message, never with a panic.
 
 use crate::models::program::{Folder, Ran, json, model};
 use crate::run::program::{Input, noise, qkv};
@@ -11,15 +11,15 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The most that any case takes on a busy machine.
+/// The longest that any case may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `qkv` in a folder with 8 GB of address space, and kills it when it hangs.
+/// Runs `qkv` in a folder with 8 GB of address space, and kills it if it hangs.
 fn attack(folder: &Folder, words: &[&str], stdin: &str) -> Ran {
     attack_with(folder, "ulimit -v 8000000", words, stdin)
 }
 
-/// The same after a line of shell.
+/// The same, after a line of shell.
 fn attack_with(folder: &Folder, setup: &str, words: &[&str], stdin: &str) -> Ran {
     folder.put("stdin", stdin.as_bytes());
     let mut command = Command::new("sh");
@@ -185,7 +185,7 @@ fn an_output_is_untouched_when_the_input_is_bad_or_the_process_is_killed() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(folder.text("keep.txt"), "old\n");
-    // With `--append` each line is there as soon as it is translated.
+    // With `--append` each line is written as soon as it is translated.
     let mut child = folder.command(&words(&format!("{typed} --append"))).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     std::io::Write::write_all(&mut stdin, b"abc\n").unwrap();
@@ -229,7 +229,7 @@ fn a_model_of_nan_is_refused_by_every_command() {
     assert!(ran.code == Some(1) && ran.err.matches("error:").count() == 1, "reported once: {ran:?}");
 }
 
-/// A copy of a file of weights in which every number is NaN.
+/// A copy of a weights file in which every number is NaN.
 fn poison(from: &Path, to: &Path) {
     let file = TensorFile::open(from).unwrap();
     let tensors: Vec<(String, Vec<usize>)> =
@@ -279,7 +279,7 @@ fn numbers_beyond_the_range_are_answered_with_the_range() {
 fn a_conversion_that_fails_leaves_nothing_in_its_way() {
     let folder = Folder::new();
     small_encoder(&folder);
-    // Files of at most 512 bytes: what a full disk does, in the middle of a write.
+    // Limits files to 512 bytes, which acts like a full disk in the middle of a write.
     let full = "trap '' XFSZ; ulimit -f 1";
     let ran = attack_with(&folder, full, &words("convert m --out new"), "");
     assert_eq!(ran.code, Some(1), "{ran:?}");

@@ -1,4 +1,4 @@
-//! Recordings of models that hear: written words against time.
+//! Captures speech recognizers: written words against time.
 
 use super::to_layer;
 use crate::recording::{Form, HeardWord, Recording, Side, Token};
@@ -10,12 +10,12 @@ use qkv_nn::Machine;
 const TIMES: usize = 0;
 const READ: usize = 1;
 const WRITTEN: usize = 2;
-/// Milliseconds of a frame of the spectrogram, and of a position of the encoder.
+/// Milliseconds per frame of the spectrogram, and per position of the encoder.
 const FRAME: usize = 10;
 const STEP: usize = 2 * FRAME;
 
-/// Captures what is heard in the first window of a sound called `name`: a token for each that is read and written, and
-/// one for each position of the sound, named by its time in seconds.
+/// Captures the transcription of the first window of a sound called `name`: the tokens that are read and written, and
+/// one token per position of the sound, named by its time in seconds.
 ///
 /// # Errors
 /// Those of the model.
@@ -33,7 +33,7 @@ pub fn hearing(recognizer: &Recognizer, name: &str, sound: &Sound, machine: &Mac
         Side { name: "read".into(), tokens: tokens(&heard.read) },
         Side { name: "written".into(), tokens: tokens(&heard.written) },
     ];
-    // A token that is read is the one that was written before.
+    // Each token that is read is the one written before it.
     for at in (1..sides[READ].tokens.len()).rev() {
         sides[READ].tokens[at].word = sides[WRITTEN].tokens[at - 1].word;
     }
@@ -79,7 +79,7 @@ fn seconds(milliseconds: usize) -> String {
     format!("{:.2}", milliseconds as f64 / 1000.0)
 }
 
-/// A spectrogram as bytes, from its lowest value to its highest.
+/// A spectrogram as bytes: its lowest value is 0, its highest 255.
 fn brightness(frames: &[f32]) -> Vec<u8> {
     let low = frames.iter().copied().fold(f32::INFINITY, f32::min);
     let high = frames.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -1,4 +1,4 @@
-//! Recordings of models that look at images: what was seen at each place, what was written, asked or found, and every
+//! Captures models that look at images: the places of the image, the tokens written, asked or found, and every
 //! attention between them.
 
 use super::{side, to_layer};
@@ -15,7 +15,8 @@ fn places([rows, columns]: [usize; 2]) -> Side {
     Side { name: "places".into(), tokens: (0..rows * columns).map(place).collect() }
 }
 
-/// Layers by what they attend from and to: in the image, between the others, and from the others to the image.
+/// Layers, named by what they attend from and to: within the image, among the other tokens, and from those to the
+/// image.
 fn layers(attentions: Vec<ObservedAttention>, own: usize, asking: usize) -> Vec<Layer> {
     let layer = |attended: ObservedAttention| {
         let at = attended.layer;
@@ -86,7 +87,8 @@ pub fn image_answer(vqa: &Vqa, image: &Image, question: &str, machine: &Machine)
     })
 }
 
-/// Captures what a detector finds in an image called `name`: a token for each query, with the class it says, if any.
+/// Captures what a detector finds in an image called `name`: one token per query, with the class that it predicts, if
+/// any.
 ///
 /// # Errors
 /// Those of the model.

@@ -1,4 +1,4 @@
-//! Recordings of voices: letters against time.
+//! Captures voices: letters against time.
 
 use super::to_layer;
 use crate::recording::{Recording, Side, Token};
@@ -9,8 +9,8 @@ use qkv_nn::Machine;
 const LETTERS: usize = 0;
 const TIMES: usize = 1;
 
-/// Captures how a text is spoken: a token for each letter, and one for each step, named by its time in seconds. No
-/// sound is made.
+/// Captures how a text is spoken: one token per letter, and one per step, named by its time in seconds. No sound is
+/// synthesized.
 ///
 /// # Errors
 /// Those of the voice.

@@ -4,7 +4,7 @@ use crate::file::Writer;
 use crate::words::Matrix;
 use qkv_models::{Error, Result};
 
-/// Alignment of the data in `.npy`.
+/// Byte alignment of the data in `.npy`.
 const ALIGNED: usize = 64;
 
 impl Matrix {
@@ -58,8 +58,8 @@ impl Matrix {
         serde_json::to_string(self).expect("plain data") + "\n"
     }
 
-    /// As CSV (RFC 4180): the labels of the columns, then one line for each row, its label first. Labels are quoted,
-    /// whatever they hold.
+    /// As CSV (RFC 4180): the labels of the columns, then one line for each row, its label first. Labels are always
+    /// quoted.
     ///
     /// ```
     /// let (rows, columns) = (vec!["\"".into()], vec![",".into()]);

@@ -123,7 +123,7 @@ pub(crate) trait Pen {
     fn cubic(&mut self, from: (f64, f64), over: [(f64, f64); 2], to: (f64, f64));
 }
 
-/// An outline builder that only tells whether there is an outline.
+/// An outline builder that discards the outline, to check whether there is one.
 struct NullBuilder;
 
 impl ttf_parser::OutlineBuilder for NullBuilder {

@@ -1,4 +1,5 @@
-//! Images for print: where a model looked for each word, one small map after the other, and boxes around what it found.
+//! Images for print: where a model looked for each word, one small map after another, and boxes around detected
+//! objects.
 
 use super::letters::{fit_em, sanitized};
 use super::palette::Colour;
@@ -7,11 +8,11 @@ use super::sheet::{Anchor, Mark};
 use qkv_models::image::Image;
 use qkv_models::{Error, Result};
 
-/// Side of the longer edge of a map, its cells along that edge, and maps in a row.
+/// Length of the longer edge of a map, its cells along that edge, and maps per row.
 const MAP: f64 = 128.0;
 const CELLS: usize = 48;
 const ACROSS: usize = 5;
-/// The most maps that are drawn; a text has more tokens, but nobody reads them here.
+/// The most maps that are drawn; a text may have more tokens, but nobody would look at all of them here.
 const MOST_MAPS: usize = 60;
 /// Font size and height of a map's label.
 const LABEL: f64 = 12.0;
@@ -41,12 +42,12 @@ pub struct LabelledBox {
     pub edges: [f64; 4],
     /// Decides the color.
     pub class: usize,
-    /// What is written beside it.
+    /// The text beside it.
     pub label: String,
 }
 
-/// The cells of an image at most `cells` each way: their number down and across, their size in points, and the color of
-/// the pixel in the middle of each.
+/// An image as at most `cells` cells each way: their number down and across, their size in points, and the color of the
+/// pixel in the middle of each.
 fn cells(image: &Image, cells: usize, side: f64) -> ([usize; 2], f64, Vec<Colour>) {
     let (width, height) = (image.width(), image.height());
     let longest = width.max(height);
@@ -62,7 +63,7 @@ fn cells(image: &Image, cells: usize, side: f64) -> ([usize; 2], f64, Vec<Colour
 }
 
 impl Shaded {
-    /// An image, and for each word the same under the weights of its `grid` of places, row by row.
+    /// An image, and for each word the same image overlaid with the word's weights on a grid of places, row by row.
     ///
     /// ```
     /// use qkv_explore::draw::{Shaded, Style};
@@ -75,7 +76,7 @@ impl Shaded {
     /// ```
     ///
     /// # Errors
-    /// Where there is not one weight for each place.
+    /// If there is not one weight for each place.
     pub fn looks(
         image: &Image,
         [down, across]: [usize; 2],
@@ -123,7 +124,7 @@ impl Shaded {
         Ok(Shaded::titled(title, marks, [2.0 * MARGIN + step_x * wide, top + step_y * lines + MARGIN], style))
     }
 
-    /// An image with boxes around what is in it.
+    /// An image with labeled boxes.
     pub fn boxes(image: &Image, boxes: &[LabelledBox], title: &str, style: Style) -> Shaded {
         let ([rows, columns], cell, colours) = cells(image, FINE, WHOLE);
         let top = MARGIN + TITLE + 14.0;

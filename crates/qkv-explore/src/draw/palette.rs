@@ -73,11 +73,11 @@ const EMBER: [[Point; 6]; 2] = [
 const GREY: [[Point; 2]; 2] = [[[0.985, 0.0, 0.0], [0.2, 0.0, 0.0]], [[0.235, 0.0, 0.0], [0.97, 0.0, 0.0]]];
 
 impl Palette {
-    /// All, with the names that people type.
+    /// All palettes, with their names on the command line.
     pub const ALL: [(&'static str, Palette); 3] =
         [("sea", Palette::Sea), ("ember", Palette::Ember), ("grey", Palette::Grey)];
 
-    /// The colour of a place between nothing and most, 0 to 1.
+    /// The color of a level from 0 to 1.
     ///
     /// ```
     /// use qkv_explore::draw::{Palette, Theme};
@@ -97,14 +97,14 @@ impl Palette {
         rgb(std::array::from_fn(|i| from[i] + (to[i] - from[i]) * part))
     }
 
-    /// 256 colours from nothing to most.
+    /// 256 colors, from level 0 to level 1.
     pub fn colours(self, theme: Theme) -> [Colour; 256] {
         std::array::from_fn(|level| self.colour(level as f32 / 255.0, theme))
     }
 }
 
 impl Theme {
-    /// The paper itself.
+    /// The background color.
     pub fn paper(self) -> Colour {
         match self {
             Theme::Light => [255, 255, 255],
@@ -112,7 +112,7 @@ impl Theme {
         }
     }
 
-    /// Words on it.
+    /// The color of text.
     pub fn ink(self) -> Colour {
         match self {
             Theme::Light => [31, 41, 51],
@@ -120,7 +120,7 @@ impl Theme {
         }
     }
 
-    /// Words and lines that stay in the background.
+    /// The color of secondary text and lines.
     pub fn quiet(self) -> Colour {
         match self {
             Theme::Light => [107, 117, 128],
@@ -165,7 +165,7 @@ mod tests {
         0.2126 * r + 0.7152 * g + 0.0722 * b
     }
 
-    /// What is left of a colour to someone without one kind of cone (Machado, Oliveira and Fernandes 2009).
+    /// A color as seen by someone without one kind of cone (Machado, Oliveira and Fernandes 2009).
     fn seen_without(cone: &str, [r, g, b]: [f64; 3]) -> [f64; 3] {
         let rows = match cone {
             "red" => {

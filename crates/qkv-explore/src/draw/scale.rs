@@ -1,5 +1,5 @@
 //! Maps a weight to a level between 0 and 1. Linear is proportional; log shows small weights beside an attention sink;
-//! rank shows order alone. `page/scale.js` has the same three scales.
+//! rank shows only the order. `page/scale.js` has the same three scales.
 
 use crate::words::Matrix;
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,7 @@ impl Scaled {
         self.largest
     }
 
-    /// The place of a weight, 0 to 1. What is no number has place 0.
+    /// The level of a weight, 0 to 1. NaN has level 0.
     pub fn place(&self, weight: f32) -> f32 {
         if weight.is_nan() || weight <= 0.0 {
             return 0.0;
@@ -84,7 +84,7 @@ impl Scaled {
         place.clamp(0.0, 1.0)
     }
 
-    /// The least weight with this place or a higher one.
+    /// The smallest weight with this level or a higher one.
     pub fn weight(&self, place: f32) -> f32 {
         let place = place.clamp(0.0, 1.0);
         match self.scale {

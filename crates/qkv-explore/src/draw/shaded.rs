@@ -43,7 +43,7 @@ pub struct Style {
     pub palette: Palette,
     /// The background.
     pub theme: Theme,
-    /// Which weight is drawn how strongly.
+    /// How weights map to levels.
     pub scale: Scale,
 }
 
@@ -109,10 +109,10 @@ impl Shaded {
         Shaded::titled(title, marks, [2.0 * MARGIN + WIDE, y + MARGIN], style)
     }
 
-    /// An image, and the same under the weights of its patches, row by row.
+    /// An image, and beside it the same image overlaid with the weights of its patches, row by row.
     ///
     /// # Errors
-    /// Where the form is of no image, or there is not one weight for each patch.
+    /// If the form is not an image, or there is not one weight for each patch.
     pub fn image(form: &Form, weights: &[f32], title: &str, style: Style) -> Result<Shaded> {
         let Form::Image { grid: [down, across], width, height, points } = form else {
             return Err(Error::invalid("the recording is of no image"));

@@ -59,7 +59,7 @@ pub(crate) struct Sheet {
 /// The labels of one axis that have room, each with the index of its row or column.
 struct Labels {
     shown: Vec<(usize, String)>,
-    /// The longest, in pixels.
+    /// Width of the longest label, in pixels.
     length: f64,
 }
 
@@ -125,7 +125,7 @@ impl Sheet {
         }
 
         let gap = if cell >= APART { 1.0 } else { 0.0 };
-        // A frame, so that white cells are bounded on a white background.
+        // A frame, so that white cells have an edge on a white background.
         let frame = |x, y, width, height| Mark::Box { x, y, width, height, colour: quiet };
         marks.push(frame(x0 - 1.0 - gap, y0 - 1.0 - gap, x1 - x0 + 2.0 + gap, y1 - y0 + 2.0 + gap));
         let paper = picture.theme.paper();

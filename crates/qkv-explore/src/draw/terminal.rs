@@ -1,5 +1,5 @@
-//! A picture in a terminal: cells of block characters with labels, colored if the terminal can, shaded otherwise. A
-//! matrix that is too wide continues below; a much larger one is pooled to a map that fits, with a note.
+//! A picture in a terminal: cells of block characters with labels, colored if the terminal supports it, shaded
+//! otherwise. A matrix that is too wide continues below; a much larger one is pooled to a map that fits, with a note.
 
 use super::alignment::{Cell, Grid, LONGEST, PLAIN, SHADES, STRONG, push_line, strongest};
 use super::letters::fit_columns;

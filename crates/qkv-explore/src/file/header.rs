@@ -1,5 +1,6 @@
 //! Tensors of a recording as the explorer needs them, on top of [`Reader`] of `qkv-models`, which checks the header. A
-//! tensor is read in pieces: a recording of a hundred thousand tokens is hundreds of megabytes and is in memory once.
+//! tensor is read in pieces: a recording of a hundred thousand tokens takes hundreds of megabytes, and is held in
+//! memory only once.
 
 use half::{bf16, f16};
 use qkv::Tensor;
@@ -48,7 +49,7 @@ impl File {
         self.wrong(&format!("tensor `{name}`"), what)
     }
 
-    /// The shape with axes of 1 in front, up to four.
+    /// The shape, padded to four axes by leading axes of 1.
     pub fn axes(&self, name: &str) -> Result<[usize; 4]> {
         let shape = self.shape(name)?;
         if shape.len() > 4 {
@@ -95,10 +96,10 @@ impl File {
         self.numbers(name, all, integer)
     }
 
-    /// One entry of the first of four axes; `usize::MAX` for all of them.
+    /// One entry along the first of four axes; all of them for `usize::MAX`.
     fn entry(&mut self, name: &str, at: usize) -> Result<(Vec<f32>, [usize; 4])> {
         let [batch, heads, length, width] = self.axes(name)?;
-        // Only values may have no width: where weights alone are wanted.
+        // Only values may have no width: a caller that wants only weights needs no values.
         let is_values = name == "v" || name.ends_with(".v") || name.ends_with("/v");
         if [batch, heads, length].contains(&0) || (width == 0 && !is_values) {
             return Err(self.wrong_tensor(name, format!("its shape is {:?}, with nothing in it", self.shape(name)?)));
@@ -160,7 +161,8 @@ fn integer(dtype: Dtype, bytes: &[u8]) -> Option<i64> {
     })
 }
 
-/// Collects tensors to write: the same give the same bytes, which the crate `safetensors` does not promise of metadata.
+/// Collects tensors to write. The same tensors give the same bytes; the crate `safetensors` does not promise that for
+/// metadata.
 #[derive(Default)]
 pub(crate) struct Writer {
     entries: BTreeMap<String, TensorInfo>,

@@ -22,7 +22,7 @@ impl ApiError {
         ApiError { status, message: message.into(), hint: None }
     }
 
-    /// The request makes no sense.
+    /// The request is invalid.
     pub fn bad_request(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }
@@ -49,7 +49,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// The fallback route. No file of the machine is served by path.
+/// The fallback route. No file on the machine is served by its path.
 pub(super) async fn not_found() -> ApiError {
     ApiError::not_found("there is no such page")
 }

@@ -26,7 +26,7 @@ const MAX_THUMBNAIL: usize = 256;
 const MAX_THUMBNAIL_CELLS: usize = 16 << 20;
 /// Thumbnail sizes cached per run.
 const MAX_GRIDS: usize = 6;
-/// Maximum weights that a rollout reads: some seconds.
+/// Maximum weights that a rollout reads, which takes some seconds.
 const MAX_ROLLOUT_WEIGHTS: usize = 1 << 33;
 /// How long a request waits for its turn to compute.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);

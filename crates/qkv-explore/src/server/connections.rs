@@ -2,8 +2,8 @@
 //!
 //! A client has [`Limits::header`] to send the head of a request and [`Limits::body`] to send its body. At most
 //! [`Limits::connections`] are open: when one more arrives, the connection that has been idle the longest is closed. A
-//! connection is idle unless a handler is working on a request of its own; a client that does not read its response is
-//! idle, too. Nothing here knows what is served: [`serve`] takes any [`Router`].
+//! connection is idle unless a handler is working on one of its requests; a client that does not read its response is
+//! idle, too. What is served does not matter here: [`serve`] takes any [`Router`].
 
 use super::answer::ApiError;
 use axum::Router;
@@ -24,7 +24,7 @@ use tower_service::Service;
 /// How long to wait before asking again for a free slot, or after `accept` has failed.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// What a client may take.
+/// How much a client may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Open connections.
@@ -118,7 +118,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits) {
         let stream = loop {
             match listener.accept().await {
                 Ok((stream, _)) => break stream,
-                // The client has left, or the process is out of file handles: an idle connection gives one back.
+                // The client has left, or the process is out of file handles: closing an idle connection frees one.
                 Err(_) => {
                     open.close_oldest_idle();
                     tokio::time::sleep(RETRY).await;
@@ -159,7 +159,7 @@ async fn handle(stream: TcpStream, router: Router, connection: &Arc<Connection>,
     http.timer(TokioTimer::new()).header_read_timeout(limits.header);
     let answered = http.serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        // A client that breaks off is no error of ours.
+        // A client that disconnects is not our error.
         _ = answered => {}
         () = connection.close.notified() => {}
     }

@@ -76,7 +76,7 @@ impl Guard {
     }
 }
 
-/// Whether a request comes from a page of this server, as far as the browser tells.
+/// Whether a request comes from a page of this server, as far as the browser reports it.
 fn is_same_origin(headers: &HeaderMap, host: &str) -> bool {
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let site = text(HeaderName::from_static("sec-fetch-site"));

@@ -92,7 +92,7 @@ fn form_json(form: &Form) -> Value {
     }
 }
 
-/// The description of a recording that the page reads. `server` tells whether a server can answer further requests.
+/// The description of a recording that the page reads. `server` is whether a server can answer further requests.
 pub(crate) fn recording_json(recording: &Recording, server: bool) -> Value {
     let sides = recording.sides.iter().map(|side| {
         let mut object = json!({ "name": side.name, "count": side.len() });

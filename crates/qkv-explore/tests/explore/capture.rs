@@ -1,5 +1,5 @@
-//! What is recorded of a model's run is what the model computed: weights that sum to 1 and give its outputs, in every
-//! kind of model, with labels that stand where they belong.
+//! A recording matches what the model computed: weights that sum to 1 and give its outputs, in every kind of model,
+//! with labels in the right places.
 
 use qkv::Attention;
 use qkv_explore::{Form, Matrix, MatrixOptions, Observer, Recording, capture, explain};
@@ -72,7 +72,7 @@ fn the_weights_of_every_layer_sum_to_one_and_give_what_the_layer_gave() {
                 let weights = layer.weights(head).expect("weights");
                 for (i, row) in weights.data().chunks_exact(m).enumerate() {
                     let sum: f32 = row.iter().sum();
-                    // Predictive local attention does not normalise again.
+                    // Predictive local attention does not renormalize.
                     assert!(local || (sum - 1.0).abs() < 1e-5, "{}: row {i} sums to {sum}", layer.name);
                     let out: f32 = (0..m).map(|j| row[j] * call.inputs.v[[0, head, j, 1]]).sum();
                     assert!(
@@ -141,7 +141,7 @@ fn nothing_to_look_at_is_said_so() {
     assert!(error.to_string().contains("the model takes 1024"), "{error}");
 }
 
-/// Rows that sum to 1, and outputs that are the weights times the values.
+/// Asserts that rows sum to 1, and that outputs are the weights times the values.
 fn holds(recording: &Recording) {
     for layer in &recording.layers {
         let ([n, m], call) = (layer.size(), layer.call().expect("a model computes"));
@@ -212,10 +212,10 @@ fn words_of_a_sound_lie_in_it_and_its_file_comes_back() {
     assert_eq!((*frames, points.len(), recording.sides[*side].len()), (80, 640, 50));
     assert!(!words.is_empty() && words.iter().all(|word| word.start <= word.end && word.end <= 1000));
     assert!(words.windows(2).all(|pair| pair[0].to <= pair[1].from), "in order");
-    // The heads that follow the sound are of cross-attention, from what is written to the sound.
+    // The heads that follow the sound are cross-attention heads, from the written tokens to the sound.
     assert!(!heads.is_empty() && heads.iter().all(|&[layer, _]| recording.layers[layer].keys == *side));
     assert_eq!(recording.queries(heads[0][0]).name, "written");
-    // A token is written where it is read one later.
+    // A written token is read one position later.
     let [read, written] = [1, 2].map(|side: usize| &recording.sides[side].tokens);
     assert_eq!(
         read[1..].iter().map(|t| &t.text).collect::<Vec<_>>(),

@@ -1,11 +1,11 @@
-//! Recordings as files: what is written is read again, what others wrote is understood, and what lies is refused.
+//! Recordings as files: our own are read back, those of other programs are understood, and false claims are refused.
 
 use qkv::{Attention, Bias, Inputs, Mask, OwnedInputs, Tensor};
 use qkv_explore::file::{self, OpenOptions};
 use qkv_explore::{AttentionCall, Layer, Recording, Side, WeightSource, explain};
 use std::path::Path;
 
-/// A layer of causal attention over `n` tokens with what its description asks for.
+/// An attention layer with the inputs that its description needs.
 fn layer(attention: Attention, mut inputs: OwnedInputs<f32>) -> Layer {
     let heads = inputs.q.shape()[1];
     if attention.sinks {
@@ -73,7 +73,7 @@ fn foreign(path: &Path, tensors: &[(&str, &[usize], &[f32])], metadata: &[(&str,
 
 #[test]
 fn recordings_of_earlier_versions_are_read() {
-    // As version 0.1.0 wrote it: all names inside the file stay as they are.
+    // As version 0.1.0 wrote it: the names inside the file must not change.
     let header = r#"{"text":"a b","output":null,"sides":[{"name":"tokens","tokens":[{"text":"a","word":0,"special":false},
         {"text":"b","word":1,"special":false,"id":7}]}],"steps":[{"text":"b","probability":0.5,"candidates":
         [{"text":"b","probability":0.5}]}],"layers":[{"name":"layers.0.self_attn","group":"encoder","queries":0,"keys":0,
@@ -155,7 +155,7 @@ fn what_lies_is_refused_with_the_tensor_that_does() {
     foreign(&path, &[("weights", four, &[0.5; 4])], &[("recording", "{}")]);
     assert!(refused(&OpenOptions::default()).contains("metadata `recording`"));
 
-    // Bytes that claim what they do not have.
+    // Truncated files, and headers that make false claims.
     let good = {
         foreign(&path, &[("weights", four, &[0.5; 4])], &[]);
         std::fs::read(&path).expect("just written")
@@ -205,7 +205,7 @@ fn a_log_sum_exp_of_another_attention_is_found_out() {
     assert!(error.hint().is_some_and(|hint| hint.contains("causal")), "{error}");
     let options = OpenOptions { attention: Some(causal.clone()), ..OpenOptions::default() };
     file::open(&path, &options).expect("told so, it fits");
-    // What the file says counts for more than what is asked.
+    // The file's own description takes precedence over the options.
     let described = serde_json::to_string(&causal).expect("plain");
     foreign(&path, &tensors, &[("attention", &described)]);
     file::open(&path, &OpenOptions { attention: Some(Attention::dot()), ..OpenOptions::default() })

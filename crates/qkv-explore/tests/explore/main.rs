@@ -1,4 +1,4 @@
-//! The integration tests of the crate, in one binary: a test binary takes longer to link than its tests to run.
+//! The integration tests of the crate, in one binary: linking a test binary takes longer than running its tests.
 
 mod capture;
 mod drawing;

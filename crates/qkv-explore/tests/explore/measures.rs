@@ -1,4 +1,4 @@
-//! Measures of heads on matrices whose answers are known by hand.
+//! Measures of heads on matrices whose results can be computed by hand.
 
 use qkv::Tensor;
 use qkv_explore::measures::{self, HeadMeasures, MEASURES};

@@ -1,4 +1,5 @@
-//! The server, as a browser and as an attacker meet it: every answer is the library's number or a refusal in words.
+//! The server as seen by a browser and by an attacker: every answer is the library's number, or an error with a
+//! message.
 
 use qkv::{Attention, Inputs, Mask, Output, OwnedInputs, Place, Pool, Tensor};
 use qkv_explore::server::connections::Limits;
@@ -60,7 +61,7 @@ impl Running {
         stream
     }
 
-    /// Sends these bytes, and reads what comes until the end.
+    /// Sends these bytes, and reads the response to the end.
     fn raw(&self, request: &[u8]) -> Answer {
         let mut stream = self.connect();
         // A server may answer, and close, before it has read everything.
@@ -141,7 +142,7 @@ fn the_page_comes_with_its_first_run_and_a_strict_policy() {
     assert!(page.text().contains("id=\"qkv-first\"") && page.text().contains("\"importmap\""));
     assert!(page.head.contains("content-security-policy: default-src 'none'"), "{}", page.head);
     assert!(page.head.contains("x-content-type-options: nosniff"));
-    // Text of a recording cannot leave the script that it stands in.
+    // Text of a recording cannot break out of its script element.
     assert!(!page.text().contains("</script><b>"));
     for name in ["style.css", "main.js"] {
         assert_eq!(server.get(&format!("/page/{name}")).status, 200, "{name}");
@@ -163,7 +164,7 @@ fn every_number_is_the_librarys() {
         serde_json::from_slice(&server.get("/api/runs/0/pair?layer=0&head=0&query=5&key=2").body).expect("JSON");
     let weight = layer.rectangle(0, 5..6, 2..3).expect("a weight")[[0, 0]];
     assert_eq!(pair["weight"].as_f64().map(|weight| weight as f32), Some(weight));
-    // The parts, scaled, less the log-sum-exp, are its logarithm.
+    // The scaled sum of the parts, minus the log-sum-exp, is the logarithm of the weight.
     let sum: f64 = pair["parts"]["values"].as_array().expect("parts").iter().filter_map(|part| part.as_f64()).sum();
     let lse = pair["terms"].as_array().expect("terms").iter().find(|term| term["name"] == "log-sum-exp of the row");
     let score = sum / 4.0 - lse.expect("a term")["value"].as_f64().expect("a number");
@@ -179,7 +180,7 @@ fn tiles_of_a_map_fit_together_at_every_level() {
     let recording = recording(600);
     let layer = recording.layers[0].clone();
     let server = Running::of(recording);
-    // 600 tokens: level 0 has four weights a cell each way, level 2 one.
+    // 600 tokens: level 0 has four weights per cell each way, level 2 has one.
     let whole = server.get("/api/runs/0/tile?layer=0&head=0&zoom=0&x=0&y=0&pool=max").numbers();
     let expected = layer.map(0, 0..600, 0..600, [4, 4], Pool::Max, None).expect("a picture");
     for (y, x) in [(0, 0), (149, 3), (149, 149), (70, 71)] {
@@ -192,7 +193,7 @@ fn tiles_of_a_map_fit_together_at_every_level() {
 
 #[test]
 fn a_large_tile_comes_sampled_at_once_and_exactly_when_asked_again() {
-    // 34,000² pairs are more than are computed without being ask for.
+    // 34,000² pairs are too many to be computed exactly on the first request.
     let server = Running::of(recording(34_000));
     let first = server.get("/api/runs/0/tile?layer=0&head=0&zoom=0&x=0&y=0");
     assert!(first.is_sampled());
@@ -339,7 +340,7 @@ fn a_client_that_does_not_finish_its_request_is_cut_off() {
         let _ = stream.read_to_end(&mut bytes);
         assert!(start.elapsed() < Duration::from_secs(30), "{sent:?} was waited for");
     }
-    // The head is whole, the body is not.
+    // The head is complete, the body is not.
     let head = format!("POST /api/run HTTP/1.1\r\nHost: {}\r\nContent-Length: 100\r\n\r\n{{", server.address);
     server.raw(head.as_bytes()).refused(408);
     assert_eq!(server.get("/api/state").status, 200);

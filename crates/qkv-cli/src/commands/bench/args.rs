@@ -14,7 +14,7 @@ const FEWEST_ROUNDS: u64 = 5;
 /// The first length of `--lengths`.
 pub(crate) const SHORTEST: u64 = 512;
 const LONGEST: usize = 32_768;
-/// Long enough to see a quiet moment, short enough for the whole grid.
+/// Long enough to catch a quiet moment, short enough for the whole grid.
 const SECONDS: f64 = 1.2;
 
 /// The arguments.
@@ -195,9 +195,9 @@ pub(crate) struct BenchArgs {
     /// Ranks to start on this machine.
     pub ranks: Option<usize>,
     pub rank_timeout: Duration,
-    /// Of a training step, over all ranks.
+    /// Micro-batches of a training step, over all ranks.
     pub micro_batches: Option<usize>,
-    /// The name of the way that attention is divided in.
+    /// The name of the one way to divide attention; all ways if `None`.
     pub rank_way: Option<String>,
     pub seconds: f64,
     /// The Python that has PyTorch, and the number of rounds.

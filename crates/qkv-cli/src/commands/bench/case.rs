@@ -46,7 +46,7 @@ impl Case {
         let (n, m) = (n as f64, m as f64);
         match (self.causal, self.direction) {
             (false, _) => n * m,
-            // The last query is at the last key, and each before it sees one key less.
+            // The last query is at the last key, and each query before it sees one key fewer.
             (true, Direction::Decode) => n * m - n * (n - 1.0) / 2.0,
             // The first query is at the first key; queries beyond the last key see all.
             (true, _) => n.min(m).powi(2) / 2.0 + (n - m).max(0.0) * m,
@@ -65,7 +65,7 @@ impl Case {
         2.0 * self.shape.key_count() as f64 * self.precision.size() as f64
     }
 
-    /// Refuses a case without meaning, or without enough memory for the copies of all sides.
+    /// Refuses a meaningless case, or one that does not fit in memory with a copy per side.
     pub fn check(self, sides: u128) -> Result<(), Failure> {
         let Shape { n, m, .. } = self.shape;
         if self.direction == Direction::Decode && n > m {

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use qkv::materialized::materialized;
 use std::hint::black_box;
 
-/// The most bytes of scores that are measured.
+/// Maximum bytes of scores for a measurement.
 pub(crate) const MOST: u128 = 1 << 30;
 
 /// Whether the formula is measured beside a case: f32, forward.

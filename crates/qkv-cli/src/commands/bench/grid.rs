@@ -1,4 +1,4 @@
-//! The cases that are measured: shapes that were typed, shapes drawn at random, or the grid behind every speed claim.
+//! The cases to measure: typed shapes, shapes drawn at random, or the grid behind every speed claim.
 
 use super::args::BenchArgs;
 use super::case::{Case, Direction};
@@ -26,13 +26,14 @@ const fn square(b: usize, h: usize, n: usize, d: usize) -> Shape {
     Shape::new([b, h, h, n, n, d])
 }
 
-/// Drawn shapes of a run.
+/// The number of shapes drawn for a run.
 const DRAWN: usize = 24;
-/// Work of a drawn shape, forward and without a mask: from calls of a fraction of a millisecond to long ones.
+/// Floating-point operations of a drawn shape, forward and unmasked: from calls of a fraction of a millisecond to long
+/// ones.
 const WORK: std::ops::RangeInclusive<f64> = 1e8..=1.5e10;
 
-/// Shapes by a seed, each with whether it is causal: 1 to 64 heads, grouped or not, widths of 40 to 160, 60 to 6,000
-/// queries, and as many keys or another number.
+/// Shapes drawn from a seed, each with whether it is causal: 1 to 64 heads, grouped or not, widths of 40 to 160, 60 to
+/// 6,000 queries, and the same number of keys or another one.
 fn drawn(seed: u64) -> Vec<(Shape, bool)> {
     let mut state = seed;
     let mut draw = move || {
@@ -63,7 +64,7 @@ fn drawn(seed: u64) -> Vec<(Shape, bool)> {
     shapes
 }
 
-/// Calls of a fraction of a millisecond, of a few and of many, of which speed-up is measured.
+/// The shapes whose speed-up is measured: calls of a fraction of a millisecond, of a few milliseconds and of many.
 const SCALING: [Shape; 3] = [square(16, 8, 96, 64), square(2, 12, 384, 64), square(1, 8, 2048, 64)];
 
 /// The cases of `--scaling`.

@@ -1,5 +1,5 @@
 //! `qkv bench --images`: passes of ResNet-50 over images of 224 × 224, ours and PyTorch's in alternating rounds.
-//! Numbers are drawn at random, since time does not depend on them, and batch norms are folded into convolutions on
+//! Weights are drawn at random, since time does not depend on them, and batch norms are folded into convolutions on
 //! both sides.
 
 use super::args::{BenchArgs, ReportFormat};
@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 use std::cell::LazyCell;
 
 const SCRIPT: &str = include_str!("images.py");
-/// Images of a pass.
+/// Images per pass.
 const BATCHES: [usize; 2] = [1, 8];
 /// Side length of an image.
 const SIDE: usize = 224;
-/// Operations of a pass over an image, in billions; a multiply-add counts as two.
+/// Operations of a pass over one image, in billions; a multiply-add counts as two.
 const GFLOP: f64 = 7.716;
 
 /// PyTorch's answer.
@@ -34,18 +34,18 @@ struct Theirs {
     timing: Timing,
 }
 
-/// A number of images, measured on both sides.
+/// A batch of images, measured on both sides.
 struct Row {
     batch: usize,
     threads: usize,
-    /// GFLOP/s of multiply-adds on registers, the best of all rounds.
+    /// GFLOP/s of multiply-adds in registers, the best of all rounds.
     peak: f64,
     ours: Vec<Timing>,
     theirs: Vec<Timing>,
 }
 
 pub(super) fn measure(args: &BenchArgs, threads: usize, print: Print<'_>) -> Result<(), Failure> {
-    // Not before the other side has answered, if there is one.
+    // Created only after the other side has answered, if there is one.
     let resnet = LazyCell::new(|| ResNet::drawn(1));
     let machine = Machine::new(threads);
     let points = (0..SIDE * SIDE * 3).map(|at| ((at * 2_654_435_761) >> 7) as u8).collect();

@@ -62,7 +62,7 @@ struct Point {
     engine: &'static str,
     best_ms: f64,
     median_ms: f64,
-    /// Peak memory beyond the inputs, where the system tells.
+    /// Peak memory beyond the inputs, if the system reports it.
     beyond_bytes: Option<u64>,
 }
 
@@ -147,7 +147,7 @@ fn in_turns(
     Ok(timings.iter().filter_map(|rounds| Timing::over(rounds)).collect())
 }
 
-/// The memory of a call, measured in a process of its own.
+/// The memory of a call, measured in a separate process.
 fn beyond(args: &BenchArgs, engine: Curve, n: usize, threads: usize) -> Result<Option<u64>, Failure> {
     match (engine, &args.against) {
         (Curve::Torch(kernel), Some((python, _))) => {

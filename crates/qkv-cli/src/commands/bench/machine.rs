@@ -12,7 +12,7 @@ pub(crate) fn describe(threads: usize, torch: Option<&str>) -> String {
     parts.join(", ")
 }
 
-/// The model name of the CPU, where the system tells.
+/// The model name of the CPU, if the system reports it.
 pub(crate) fn cpu() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'))?.1;

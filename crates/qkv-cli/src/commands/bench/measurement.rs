@@ -20,7 +20,7 @@ pub(crate) struct Measurement {
     pub best_ms: f64,
     pub median_ms: f64,
     pub gflops: f64,
-    /// Of multiply-adds, or for decoding of memory bandwidth, whichever is the bottleneck.
+    /// The fraction of the peak of multiply-adds, or for decoding of memory bandwidth, whichever is the bottleneck.
     pub peak_share: f64,
     /// GB/s of keys and values, for decoding.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,13 +81,13 @@ impl Measurement {
         self
     }
 
-    /// One JSON object on a line.
+    /// One JSON object, on one line.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("a row is plain data") + "\n"
     }
 }
 
-/// Milliseconds without digits that the clock cannot resolve.
+/// Milliseconds, without the digits that the clock cannot resolve.
 pub(crate) fn to_ten_nanoseconds(ms: f64) -> f64 {
     round_to(ms, 5)
 }

@@ -1,6 +1,6 @@
 //! The hidden `qkv bench-memory`: the memory of one call beyond its inputs, in a process that does nothing else.
 //! PyTorch's process measures its own in the same way: the peak of resident memory, reset just before the call. Only
-//! Linux tells it.
+//! Linux reports it.
 
 use super::case::{Case, Direction};
 use super::shape::Shape;
@@ -57,7 +57,7 @@ impl MemoryProbe {
         Case { shape, precision: Precision::F32, causal: false, direction: Direction::Forward }
     }
 
-    /// Measures in a process of its own.
+    /// Measures in a separate process.
     pub fn spawn(self) -> Result<Option<u64>, Failure> {
         let failed = |why: String| Failure::new(format!("cannot measure the memory of a call: {why}"));
         let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
@@ -81,7 +81,7 @@ impl MemoryProbe {
     fn beyond_inputs(self) -> Result<Option<u64>, Failure> {
         let prepare =
             |n| if self.formula { formula::prepare(MemoryProbe::case(n)) } else { ours::prepare(MemoryProbe::case(n)) };
-        prepare(64)?(); // starts the threads, and whatever else a first call allocates
+        prepare(64)?(); // starts the threads, and makes the other allocations of a first call
         let mut call = prepare(self.n)?;
         if fs::write("/proc/self/clear_refs", "5").is_err() {
             return Ok(None);

@@ -40,7 +40,7 @@ struct DeviceMeasurement {
     ratio: Option<f64>,
 }
 
-/// The grid, or the cases that were typed.
+/// The grid, or the typed cases.
 fn cases(args: &BenchArgs) -> Vec<Case> {
     let precisions = if args.precisions.is_empty() { &[Precision::Bf16][..] } else { &args.precisions };
     let directions = match (&args.directions[..], args.shapes.is_empty()) {

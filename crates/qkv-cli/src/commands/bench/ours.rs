@@ -10,8 +10,8 @@ use std::hint::black_box;
 /// A timed call, with its data.
 pub(crate) type Call = Box<dyn FnMut() + Send>;
 
-/// Normal numbers that are drawn before they repeat. A prime, so that no two rows are alike; filling a long cache with
-/// fresh ones would take longer than measuring it.
+/// How many normal numbers are drawn before they repeat. A prime, so that no two rows are alike; filling a long cache
+/// with fresh numbers would take longer than measuring it.
 const DRAWN: usize = 65_521;
 
 /// Prepares the data of a case, and its call.

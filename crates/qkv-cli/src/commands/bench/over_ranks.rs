@@ -1,5 +1,5 @@
-//! `qkv bench --ranks`: attention divided over ranks, in each way that a call can be divided: its time, the bytes that
-//! a rank sends, and how long it waited for messages that no computation hid.
+//! `qkv bench --ranks`: attention divided over ranks, in each possible way: the time of a call, the bytes that a rank
+//! sends, and how long it waits for messages that computation does not hide.
 
 use super::args::{BenchArgs, ReportFormat};
 use super::machine;
@@ -29,7 +29,7 @@ pub(super) struct RankMeasurement {
 }
 
 impl RankMeasurement {
-    /// Measures a call that all ranks begin together; the slowest of each counts.
+    /// Measures a call that all ranks begin together; of each number, the maximum over ranks counts.
     pub fn of(ranks: &Ranks, call: impl FnOnce() -> Result<(), Failure>) -> Result<RankMeasurement, Failure> {
         ranks.barrier()?;
         let (before, start) = (ranks.traffic(), Instant::now());
@@ -38,7 +38,7 @@ impl RankMeasurement {
         RankMeasurement { seconds, sent: counted.sent, waited: counted.waited.as_secs_f64() }.slowest(ranks)
     }
 
-    /// The slowest rank's time, the most bytes that one sent, and the longest wait, on every rank.
+    /// The slowest rank's time, the most bytes sent by one rank, and the longest wait; the same on every rank.
     pub fn slowest(self, ranks: &Ranks) -> Result<RankMeasurement, Failure> {
         let own = [self.seconds, self.sent as f64, self.waited].map(f64::to_le_bytes).concat();
         let all = ranks.all_gather(&own)?;
@@ -108,7 +108,8 @@ pub(super) fn measure(args: &BenchArgs, ranks: &Ranks, print: Print<'_>) -> Resu
     Ok(())
 }
 
-/// The calls of one shape in one way, of the slowest rank each; `None` where it cannot be divided so.
+/// The calls of one shape, divided in one way, as measured on the slowest rank; `None` if it cannot be divided that
+/// way.
 fn measure_way(
     args: &BenchArgs,
     ranks: &Ranks,
@@ -144,7 +145,7 @@ pub(super) fn best(calls: &[RankMeasurement]) -> RankMeasurement {
     calls.iter().copied().min_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("at least one call")
 }
 
-/// Repeats a call for some seconds. The first one warms up, unless it took all of them.
+/// Repeats a call for some seconds. The first call is a warm-up, unless it takes longer than that.
 pub(super) fn repeated(
     seconds: f64,
     mut call: impl FnMut() -> Result<RankMeasurement, Failure>,
@@ -154,15 +155,15 @@ pub(super) fn repeated(
         return Ok(vec![first]);
     }
     let mut calls = vec![call()?];
-    // The slowest rank's time is the same on all of them, so all of them stop after the same call.
+    // Every rank sees the slowest rank's times, so all of them stop after the same call.
     while calls.iter().map(|call| call.seconds).sum::<f64>() < seconds {
         calls.push(call()?);
     }
     Ok(calls)
 }
 
-/// As much work as a rank's part without messages, on all ranks at once: some heads of whole sequences. The best time
-/// of the slowest rank; `None` where heads cannot be divided.
+/// Measures as much work as a rank's part, but without messages, on all ranks at once: some heads of whole sequences.
+/// Returns the best time of the slowest rank; `None` if the heads cannot be divided.
 fn measure_alone(
     args: &BenchArgs,
     ranks: &Ranks,

@@ -4,7 +4,7 @@ use super::case::{Case, Direction};
 use crate::dtype::Precision;
 use qkv_simd::{Isa, peak};
 
-/// The peak, measured again beside every measurement; the best counts.
+/// The peak, measured anew beside every measurement; the best one counts.
 pub(crate) struct Peak {
     case: Case,
     threads: usize,
@@ -19,7 +19,7 @@ pub(crate) struct Peak {
 impl Peak {
     pub fn of(case: Case, threads: usize) -> Peak {
         let numbers = match case.direction {
-            // Ones: zeros may all share one page of the system.
+            // Ones: the system may map all pages of zeros to a single one.
             Direction::Decode => vec![1.0; (case.bytes() / 4.0) as usize],
             _ => Vec::new(),
         };

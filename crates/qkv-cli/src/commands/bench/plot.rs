@@ -42,10 +42,10 @@ pub(crate) fn draw(lines: &[Series], about: &str) -> String {
     svg
 }
 
-/// Curves of the plot of speed-up that have a color of their own and are named.
+/// Up to this many curves of a speed-up plot, each has its own color and a name.
 const NAMED: usize = 6;
 
-/// The plot of speed-up against threads, beside what `most` threads would gain at best.
+/// The plot of speed-up against threads, beside the ideal up to `most` threads.
 pub(crate) fn draw_scaling(curves: &[Curve], most: usize, about: &str) -> String {
     let mut svg = String::new();
     write_scaling(&mut svg, curves, most, about).expect("writing to a string cannot fail");
@@ -83,7 +83,7 @@ fn begin(svg: &mut String, title: &str, heading: &str, about: &str) -> fmt::Resu
     )
 }
 
-/// A line of the legend.
+/// An entry of the legend.
 fn sample(svg: &mut String, at: usize, [x, y]: [f64; 2], title: &str) -> fmt::Result {
     writeln!(
         svg,

@@ -1,4 +1,4 @@
-//! What is being measured now, on one line of a terminal that is overwritten.
+//! Shows what is being measured, on one line of the terminal that is overwritten.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -14,7 +14,7 @@ impl Progress {
         Progress { watched: io::stderr().is_terminal(), total }
     }
 
-    /// Shows the case, from 0, and what is being done.
+    /// Shows the case, counted from 0, and what is being done.
     pub fn show(&self, at: usize, what: &str) {
         if self.watched {
             let _ = write!(io::stderr(), "\r\x1b[2K[{}/{}] {what}", at + 1, self.total);

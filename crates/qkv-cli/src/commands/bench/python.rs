@@ -1,4 +1,4 @@
-//! The user's Python, in which PyTorch's side of every comparison runs: scripts, their last words, and errors.
+//! The user's Python, which runs PyTorch's side of every comparison: scripts, their last lines, and errors.
 
 use crate::failure::Failure;
 use serde::de::DeserializeOwned;
@@ -6,20 +6,20 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// A Python that will run a script, after what all scripts begin with.
+/// A Python command that runs a script, after the prelude of all scripts.
 pub(super) fn running(python: &Path, script: &str) -> Command {
     let mut command = Command::new(python);
     command.args(["-c", &[include_str!("prelude.py"), script].concat()]);
     command
 }
 
-/// It could not be started.
+/// The failure of a Python that could not be started.
 pub(super) fn not_started(python: &Path, error: &std::io::Error) -> Failure {
     Failure::in_file(python, format!("cannot start this Python: {error}"))
         .hint("`--python PATH` names the one that has PyTorch")
 }
 
-/// The error in an answer, if it is one.
+/// The failure that an answer reports, if any.
 pub(super) fn refused(python: &Path, answer: &Value) -> Option<Failure> {
     let error = answer["error"].as_str()?;
     Some(match answer["missing"].as_bool() {

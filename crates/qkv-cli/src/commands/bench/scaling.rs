@@ -1,4 +1,5 @@
-//! `qkv bench --scaling`: speed-up against the number of threads, and what share it is of as many independent copies.
+//! `qkv bench --scaling`: speed-up against the number of threads, and throughput relative to as many independent
+//! copies.
 
 use super::args::{BenchArgs, ReportFormat};
 use super::case::Case;
@@ -18,7 +19,8 @@ use serde::Serialize;
 use std::sync::Barrier;
 use std::thread;
 
-/// Milliseconds on one thread from which calls are summed up: a call, and one that is long enough to divide well.
+/// Lower bounds for groups of calls in the summary, in milliseconds on one thread: a call at the second one is long
+/// enough to divide well.
 const LONG: [f64; 2] = [2.0, 10.0];
 
 /// A case on a number of threads.
@@ -30,7 +32,7 @@ struct Point {
     median_ms: f64,
     /// The best time on one thread over the best time here.
     speed_up: f64,
-    /// Throughput over that of as many copies of the call, each with one thread and data of its own.
+    /// Throughput over that of as many copies of the call, each with its own thread and data.
     of_copies: f64,
 }
 
@@ -94,7 +96,7 @@ fn on_threads(case: Case, threads: usize, seconds: f64) -> Result<Timing, Failur
     threads::on(Some(threads), || Ok(Timing::of(seconds, call)))
 }
 
-/// The mean over copies, which run at the same time, of their median milliseconds.
+/// Runs copies of a call at the same time. Returns the mean of their median milliseconds.
 fn copies(case: Case, count: usize, seconds: f64) -> Result<f64, Failure> {
     let calls = (0..count).map(|_| ours::prepare(case)).collect::<Result<Vec<_>, _>>()?;
     pause();
@@ -126,7 +128,7 @@ fn format_point(point: &Point, table: &Table, format: ReportFormat) -> String {
     ])
 }
 
-/// What the most threads gain, over all cases and over the long ones.
+/// The gain from the most threads, over all cases and over the long ones.
 fn summary(points: &[Point], most: usize) -> String {
     let alone = |point: &Point| point.best_ms * point.speed_up;
     let mut lines = format!("\nOn {}:\n", threads::count(most));

@@ -1,4 +1,4 @@
-//! The ratios in short: the geometric mean of each group of cases, and the worst case.
+//! A summary of the ratios: the geometric mean of each group of cases, and the worst case.
 
 use super::case::Direction;
 use super::measurement::Measurement;

@@ -7,7 +7,7 @@ use std::fmt::Write;
 #[derive(Clone, Debug)]
 pub(crate) struct Column {
     pub title: String,
-    /// Of the widest cell.
+    /// The width of the widest cell.
     pub width: usize,
     /// Numbers are right-aligned.
     pub number: bool,

@@ -4,7 +4,7 @@ use super::statistics::median;
 use serde::Deserialize;
 use std::time::Instant;
 
-/// Calls that do not count: the first pays for page faults, the second for sleeping threads.
+/// Warm-up calls, which do not count: the first pays for page faults, the second for sleeping threads.
 const WARM_UP: usize = 2;
 
 /// The best and the median of many calls.
@@ -20,8 +20,8 @@ impl Timing {
         Timing::of_groups(seconds, 1, call, || ())
     }
 
-    /// Repeats groups of calls, each of which may go on while a device still computes the one before, and waits at the
-    /// end of each group. The time of a call is its share of its group's.
+    /// Repeats groups of calls and waits at the end of each group; within a group, a call may start while a device
+    /// still computes the one before. The time of a call is its share of the group's time.
     pub fn of_groups(seconds: f64, group: usize, mut call: impl FnMut(), mut wait: impl FnMut()) -> Timing {
         (0..WARM_UP).for_each(|_| call());
         wait();

@@ -30,7 +30,7 @@ pub(crate) enum TorchKernel {
 pub(crate) struct TorchProcess {
     python: PathBuf,
     child: Child,
-    /// None once it shall end.
+    /// Closed and `None` once the process is to end.
     requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     /// Its stderr.
@@ -38,7 +38,7 @@ pub(crate) struct TorchProcess {
     version: String,
 }
 
-/// The memory of one call beyond its inputs, where the system tells.
+/// The memory of one call beyond its inputs, if the system reports it.
 #[derive(Deserialize)]
 pub(crate) struct MemoryReply {
     pub beyond_bytes: Option<u64>,
@@ -108,7 +108,7 @@ impl TorchProcess {
 
     fn ask(&mut self, request: &Value) -> Result<Value, Failure> {
         let requests = self.requests.as_mut().expect("it ends only when it is dropped");
-        // If the process has ended, reading its answer is the error.
+        // If the process has ended, reading its answer fails.
         let _ = writeln!(requests, "{request}").and_then(|()| requests.flush());
         self.answer()
     }

@@ -1,7 +1,7 @@
-//! `qkv bench --train --ranks`: a training step over ranks, in turns with as many ranks that train alone: its time, the
-//! bytes that a rank sends, and how long it waited for messages that no computation hid. With the default, so many
-//! micro-batches for each rank, the share is that of weak scaling; with one number of micro-batches for any number of
-//! ranks, the times are those of strong scaling.
+//! `qkv bench --train --ranks`: a training step over ranks, alternating with a step that every rank takes alone: its
+//! time, the bytes that a rank sends, and how long it waits for messages that computation does not hide. With the
+//! default, a fixed number of micro-batches per rank, the share is that of weak scaling; with a fixed number of
+//! micro-batches in all, the times are those of strong scaling.
 
 use super::args::{BenchArgs, ReportFormat};
 use super::over_ranks::{RankMeasurement, repeated};
@@ -17,10 +17,10 @@ use qkv_nn::{Device, Machine, Moments, Pool, Tape};
 use qkv_ranks::Ranks;
 use serde_json::json;
 
-/// Micro-batches of the batch that `--train` measures.
+/// Micro-batches per batch of `--train`.
 const PARTS: usize = 4;
 
-/// A model that is trained, step by step.
+/// A model in training, step by step.
 struct Training<'a> {
     task: StepTask,
     moments: Moments<f32>,
@@ -100,7 +100,7 @@ pub(super) fn measure(args: &BenchArgs, ranks: &Ranks, print: Print<'_>) -> Resu
     Ok(())
 }
 
-/// The steps of one model.
+/// The measured steps of one model.
 struct StepScaling {
     model: &'static str,
     parameters: usize,
@@ -130,7 +130,7 @@ fn measure_model(
         Ok(together)
     })?;
     let best = over_ranks::best(&calls);
-    // As many as count on the other side.
+    // Only as many as are counted on the other side.
     let alone = alone[alone.len() - calls.len()..].iter().copied().fold(f64::INFINITY, f64::min);
     let median = median(calls.iter().map(|call| call.seconds)).unwrap_or(f64::NAN);
     let parameters = training.task.parameters.count();

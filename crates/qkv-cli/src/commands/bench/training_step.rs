@@ -48,7 +48,7 @@ const fn gpt_sizes([vocab, width, layers, heads]: [usize; 4], [batch, length]: [
     Sizes::Gpt(GptSizes { vocab, width, layers, heads, length, batch })
 }
 
-/// What a CPU trains.
+/// The models that a CPU trains.
 const ON_CPU: &[StepModel] = &[
     StepModel {
         name: "gpt",
@@ -62,7 +62,7 @@ const ON_CPU: &[StepModel] = &[
     },
 ];
 
-/// What a GPU trains: with a tied output layer, clipped to a norm of 1.
+/// The models that a GPU trains: with a tied output layer, gradients clipped to a norm of 1.
 const ON_CUDA: &[StepModel] = &[
     StepModel {
         name: "gpt2",
@@ -98,7 +98,7 @@ pub(crate) fn models(device: Device) -> &'static [StepModel] {
 
 pub(crate) const PRECISIONS: [&str; 2] = ["f32", "bf16"];
 
-/// Steps on a GPU that are timed together, from idle to idle, on both sides.
+/// Steps on a GPU that are timed as one group, from idle to idle, on both sides.
 const GROUP: usize = 10;
 
 /// The vocabulary of the translator.
@@ -145,9 +145,9 @@ pub(crate) struct TrainingStep {
 pub(crate) struct StepTiming {
     pub best_ms: f64,
     pub median_ms: f64,
-    /// Of the process, where the system tells; of the GPU's memory there.
+    /// Peak memory of the process, if the system reports it; on a GPU, peak memory of the GPU.
     pub peak_bytes: Option<u64>,
-    /// The shortest time until all work of forward and backward was given to a GPU.
+    /// The shortest time until all forward and backward work was submitted to a GPU.
     pub submitted_ms: Option<f64>,
 }
 
@@ -188,8 +188,8 @@ impl TrainingStep {
         Ok(Machine::on(self.device, self.threads, precision).map_err(qkv_models::Error::from)?)
     }
 
-    /// Times whole steps: zeroed gradients, forward, backward, Adam; on a GPU clipped to a norm of 1. And the shortest
-    /// time of forward and backward by themselves, which on a GPU is the time to submit them.
+    /// Times whole steps: zeroing gradients, forward, backward, Adam; on a GPU with gradients clipped to a norm of 1.
+    /// Also returns the shortest time of forward and backward by themselves, which on a GPU is the time to submit them.
     fn time(
         self,
         machine: &Machine,
@@ -212,7 +212,7 @@ impl TrainingStep {
             drop(tape);
             submitted_ms = submitted_ms.min(start.elapsed().as_secs_f64() * 1e3);
             if self.device == Device::Cuda {
-                // As a run does: the norm of a step is read after the next one was submitted.
+                // As in a run, the norm of a step is read only after the next step is submitted.
                 let norm = adam.step_clipped(parameters, &mut gradients, &mut moments, 1e-3, 1.0, machine);
                 before.replace(norm).map(Pending::read);
             } else {
@@ -251,7 +251,7 @@ fn refused(error: impl std::fmt::Display) -> Failure {
     Failure::new(format!("the model is invalid: {error}"))
 }
 
-/// Varied token ids, the same as PyTorch's side makes.
+/// Varied token ids, the same as on PyTorch's side.
 fn tokens(vocab: usize, count: usize, step: usize, first: usize) -> Vec<u32> {
     (0..count).map(|at| ((at * step + first) % vocab) as u32).collect()
 }

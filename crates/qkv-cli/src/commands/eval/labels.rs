@@ -4,14 +4,14 @@ use qkv_models::Evaluation;
 use serde_json::json;
 use std::path::Path;
 
-/// One JSON object on a line.
+/// One JSON object, on one line.
 pub(super) fn to_json(model: &Path, found: &Evaluation) -> String {
     let mut report = json!(found);
     report["model"] = json!(model.display().to_string());
     format!("{report}\n")
 }
 
-/// A few lines: a table by class, then the whole.
+/// A few lines: a table by class, then the overall scores.
 pub(super) fn to_text(found: &Evaluation) -> String {
     let mut text = String::new();
     let width = found.classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0).max(5);

@@ -44,7 +44,7 @@ pub(crate) struct ModelScores {
     /// Cross-entropy per target token.
     pub loss: f64,
     pub perplexity: f64,
-    /// Of translating.
+    /// The time spent translating.
     pub seconds: f64,
     pub sentences_per_second: f64,
 }
@@ -68,7 +68,7 @@ impl EvalReport {
         }
     }
 
-    /// One JSON object on a line.
+    /// One JSON object, on one line.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("a report is plain data") + "\n"
     }

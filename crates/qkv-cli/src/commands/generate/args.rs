@@ -154,7 +154,7 @@ impl GenerateArgs {
         }
     }
 
-    /// The model's own settings with the typed ones on top.
+    /// The model's own settings, overridden by the typed ones.
     pub fn apply_to(&self, own: &Generation) -> Generation {
         let mut settings = own.clone();
         let typed = self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();

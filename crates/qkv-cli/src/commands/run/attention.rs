@@ -1,5 +1,5 @@
-//! The attention of a call, from options and tensors together: an option that was typed applies, and so does a tensor
-//! that is present.
+//! Describes the attention of a call from options and tensors together: every typed option applies, and so does every
+//! tensor that is present.
 
 use super::args::RunArgs;
 use super::tensors::InputTensors;

@@ -1,4 +1,4 @@
-//! The call itself, by one of the engines: forward, weights and backward, each timed.
+//! The call itself, on one of the engines: forward, weights and backward. The two passes are timed.
 
 use super::args::Engine;
 use super::over_ranks::{self, Division, RankReport};
@@ -41,7 +41,7 @@ pub(crate) struct DeviceKernels {
 #[derive(Clone, Debug)]
 pub(crate) struct CallOptions<'a> {
     pub engine: Engine,
-    /// Of what is drawn.
+    /// The seed of everything drawn at random.
     pub seed: u64,
     pub with_weights: bool,
     /// The file of the tensors.
@@ -88,10 +88,10 @@ where
             return Err(Failure::new(what).hint("leave out `--engine`, `--device` or the ranks"));
         }
         Engine::Cuda => on_device(call, tiles)?,
-        // The library picks the engine of the score.
+        // The library picks the engine for the score.
         Engine::Exact | Engine::Feature => on_cpu(call, tiles).map_err(refused)?,
         Engine::Reference => {
-            // Compiled for f64 alone: widening is exact, so every type gives the same bits.
+            // Compiled for f64 only: widening is exact, so every type gives the same bits.
             let wide = tensors.widened();
             let inputs = match &buckets {
                 Some((queries, keys)) => wide.inputs().map_err(refused)?.buckets(queries, keys),
@@ -106,10 +106,10 @@ where
     Ok(Some(computed))
 }
 
-/// The attention, its inputs, the upstream gradients, and the number of keys with `--weights`.
+/// The attention, its inputs, the upstream gradients, and with `--weights` the number of keys.
 pub(super) type Call<'a, T> = (&'a Attention, Inputs<'a, T>, Option<Upstream<'a, T>>, Option<usize>);
 
-/// On the first GPU. The time is that of the kernels, by the device's clock.
+/// Computes on the first GPU. The time is that of the kernels, by the device's clock.
 fn on_device<T: Element>(
     (attention, inputs, upstream, with_weights): Call<'_, T>,
     tiles: Tiles,
@@ -173,7 +173,7 @@ fn by_reference(
 }
 
 impl RunOutput<f64> {
-    /// In another type.
+    /// Rounds the results to another type.
     fn rounded<T: Element>(self) -> RunOutput<T> {
         RunOutput {
             out: self.out.rounded(),
@@ -195,7 +195,7 @@ pub(super) fn timed<R, E>(work: impl FnOnce() -> Result<R, E>) -> Result<(f64, R
     Ok((to_the_microsecond(start.elapsed().as_secs_f64() * 1e3), result))
 }
 
-/// Milliseconds without digits that the clock cannot resolve.
+/// Milliseconds, without the digits that the clock cannot resolve.
 fn to_the_microsecond(ms: f64) -> f64 {
     (ms * 1e3).round() / 1e3
 }

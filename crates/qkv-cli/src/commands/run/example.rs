@@ -1,5 +1,5 @@
 //! The built-in example of `qkv run`: one word in two sentences, and how its neighbors change its meaning. The word
-//! vectors are written by hand; the attention is output like any other.
+//! vectors are written by hand; the attention is computed like any other.
 
 use super::compute::RunOutput;
 use super::tensors::{Array, InputTensors};
@@ -18,7 +18,7 @@ const WIDTH: usize = 4;
 const WORD: &str = "bank";
 const NEIGHBORS: [&str; 2] = ["river", "cash"];
 
-/// The vector of a word. `bank` alone is as much about money as about water.
+/// The vector of a word. On its own, `bank` is as much about money as about water.
 fn vector(word: &str) -> [f64; WIDTH] {
     match word {
         "bank" => [1.5, 1.5, 0.0, 0.0],
@@ -73,7 +73,7 @@ fn table<T: qkv_simd::Element>(
     writeln!(to)
 }
 
-/// The word's vector alone, and its attention output in each sentence.
+/// The word's own vector, and its attention output in each sentence.
 fn becomes<T: qkv_simd::Element>(to: &mut String, values: &Tensor<T, 4>) -> std::fmt::Result {
     writeln!(
         to,

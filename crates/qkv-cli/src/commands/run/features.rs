@@ -1,4 +1,4 @@
-//! `--features`, parsed: the feature maps of linear attention. The maps themselves are [`qkv::Features`]'.
+//! Parses `--features`: the feature maps of linear attention. [`qkv::Features`] defines the maps themselves.
 
 use qkv::Features;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ pub(crate) enum FeatureMap {
 }
 
 impl FeatureMap {
-    /// As the library's type.
+    /// Converts it to the library's type.
     pub fn features(self, seed: u64) -> Features {
         match self {
             FeatureMap::Elu => Features::Elu,

@@ -1,5 +1,5 @@
-//! How much memory a call of `qkv run` takes, estimated from the shapes alone. A file of a few bytes may claim shapes
-//! that no memory holds, because an axis of 0 makes any shape free to store; such a call is refused before it
+//! How much memory a call of `qkv run` takes, estimated from shapes and options. A file of a few bytes may claim shapes
+//! that no memory can hold, because an axis of 0 makes any shape free to store; such a call is refused before it
 //! allocates.
 
 use crate::failure::Failure;
@@ -19,7 +19,7 @@ pub(crate) struct MemoryEstimate {
     pub v: [usize; 4],
     /// The width of the additive score, or 0.
     pub a: usize,
-    /// Bytes of the tensors, in the file and converted.
+    /// Bytes of the tensors, both as stored in the file and as converted.
     pub file: u64,
     /// Whether there is a backward pass.
     pub backward: bool,
@@ -27,17 +27,17 @@ pub(crate) struct MemoryEstimate {
     pub reference: bool,
     /// Whether weights are written.
     pub weights: bool,
-    /// Keys that are selected for each query.
+    /// Keys selected per query.
     pub chosen: usize,
-    /// How queries and keys are hashed, if they are.
+    /// How queries and keys are hashed, if at all.
     pub hash: Option<Lsh>,
-    /// Features of a row in linear attention, or 0.
+    /// Features per row in linear attention, or 0.
     pub features: usize,
     pub threads: usize,
 }
 
 impl MemoryEstimate {
-    /// Refuses a call that this machine cannot hold.
+    /// Refuses a call that does not fit in this machine's memory.
     pub fn check(&self, path: Option<&Path>) -> Result<(), Failure> {
         let (needed, available) = (self.bytes(), available());
         if needed <= available {
@@ -60,8 +60,8 @@ impl MemoryEstimate {
         })
     }
 
-    /// A lower bound of what is allocated. Axes of 0 count as 1 and sequences as whole tiles: loops, lists of rows and
-    /// scratch run over the other axes anyway.
+    /// A lower bound on the allocated bytes. Axes of 0 count as 1 and sequences as whole tiles: loops, lists of rows
+    /// and scratch run over the other axes anyway.
     fn bytes(&self) -> u128 {
         let widest = self.q[3].max(self.k[3]).max(self.v[3]).max(self.a);
         let queries = volume([self.q[0], self.q[1], self.q[2].max(QUERIES), widest]);

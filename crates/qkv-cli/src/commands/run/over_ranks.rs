@@ -1,5 +1,5 @@
-//! The call divided over ranks. Every rank reads the file and computes its own rows or heads; the first one gets all
-//! results, which are those of one process bit for bit unless a ring is asked for.
+//! The call divided over ranks. Every rank reads the file and computes its own rows or heads; the first one gathers all
+//! results, which are bit-identical to those of one process except in a ring.
 
 use super::compute::{Call, RunOutput, all_weights, timed};
 use qkv::{Element, Gradients, Inputs, Output, Tensor, Tiles, Upstream, View};
@@ -11,20 +11,20 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub(crate) struct Division {
     pub ranks: Ranks,
-    /// The way that was asked for.
+    /// The requested way.
     pub way: Option<Way>,
 }
 
 /// What the ranks did.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct RankReport {
-    /// Their number.
+    /// The number of ranks.
     pub count: usize,
     /// How the call was divided.
     pub way: &'static str,
-    /// Bytes that all of them sent, in both passes.
+    /// Bytes sent by all of them, in both passes.
     pub sent_bytes: u64,
-    /// The longest time that one of them waited for messages.
+    /// The longest time that any of them waited for messages.
     pub waited_milliseconds: f64,
 }
 
@@ -54,7 +54,7 @@ where
     T::Acc: Element<Acc = T::Acc> + Number,
 {
     let (n, m, size) = (inputs.q.shape()[2], inputs.k.shape()[2], ranks.size());
-    // Under a causal mask, an early and a late part each.
+    // An early and a late part per rank, to balance the work under a causal mask.
     let rows = Rows { queries: Shards::balanced(n, size), keys: Shards::balanced(m, size) };
     let (rank, whole) = (ranks.rank(), inputs);
     let [q, k, v] = [
@@ -148,7 +148,7 @@ where
     Ok(all)
 }
 
-/// The gradients of all rows, on the first rank. Those of parameters are whole on every rank.
+/// The gradients of all rows, on the first rank. Those of parameters are already complete on every rank.
 fn whole_gradients<T: Element + Number>(ranks: &Ranks, rows: &Rows, own: Gradients<T>) -> Result<Gradients<T>> {
     let mut all = own;
     all.q = ranks.gather_to_first(&rows.queries, &all.q)?;

@@ -1,4 +1,4 @@
-//! `--pattern`, parsed: sparse patterns. The masks themselves are [`qkv::Mask`]'s.
+//! Parses `--pattern`: sparse patterns. [`qkv::Mask`] defines the masks themselves.
 
 use super::place::numbers;
 use crate::failure::Failure;
@@ -20,13 +20,13 @@ pub(crate) enum Pattern {
 }
 
 impl Pattern {
-    /// As a mask; `longest` is the larger of N and M.
+    /// Converts it to a mask; `longest` is the larger of N and M.
     pub fn mask(self, longest: usize) -> Result<Mask, Failure> {
         match self {
             Pattern::Dilated { window, step } => Ok(Mask::dilated(window, step)),
             Pattern::Strided { stride } => Ok(Mask::strided(stride)),
             Pattern::Fixed { stride, summary } => Ok(Mask::fixed(stride, summary)),
-            // Before the positions are listed: the list would be as long as any number that can be typed.
+            // Checked before the positions are listed: the list would be as long as the typed number, however large.
             Pattern::Longformer { globals, .. } if globals > longest => Err(Failure::new(format!(
                 "`--pattern longformer` has {globals} global positions, expected at most {longest}, the number of \
                  queries or keys"

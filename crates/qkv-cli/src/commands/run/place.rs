@@ -1,4 +1,4 @@
-//! `--place`, `--window` and `--local`, parsed. Their meaning is [`qkv::Place`]'s and [`qkv::Mask`]'s.
+//! Parses `--place`, `--window` and `--local`. [`qkv::Place`] and [`qkv::Mask`] define their meaning.
 
 use qkv::{Mask, Place};
 use std::str::FromStr;

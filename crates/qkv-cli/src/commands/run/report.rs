@@ -33,7 +33,7 @@ pub(crate) struct RunReport {
     pub shapes: Shapes,
     pub tiles: Tiles,
     pub milliseconds: Milliseconds,
-    /// Where the system tells.
+    /// If the system reports it.
     pub peak_memory_bytes: Option<u64>,
     /// The description, which the library can read back.
     pub attention: Attention,
@@ -51,7 +51,7 @@ fn as_map<S: Serializer>(shapes: &Shapes, serializer: S) -> Result<S::Ok, S::Err
 }
 
 impl RunReport {
-    /// One JSON object on a line.
+    /// One JSON object, on one line.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("a report is plain data") + "\n"
     }

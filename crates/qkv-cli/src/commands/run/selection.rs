@@ -1,4 +1,4 @@
-//! `--select`, parsed: how scores become weights. The selections themselves are [`qkv::Select`]'s.
+//! Parses `--select`: how scores become weights. [`qkv::Select`] defines the selections themselves.
 
 use qkv::{Choice, Select};
 use std::str::FromStr;
@@ -15,7 +15,7 @@ pub(crate) enum Selection {
 }
 
 impl Selection {
-    /// As the library's type.
+    /// Converts it to the library's type.
     pub fn select(self, straight_through: bool) -> Select {
         match self {
             Selection::Soft => Select::Soft,

@@ -7,7 +7,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::io::{self, Write};
 
-/// Elements that are encoded at a time.
+/// Elements encoded at a time.
 const PORTION: usize = 1 << 14;
 
 /// The elements of a tensor, of any type that a file can hold.

@@ -1,5 +1,6 @@
 //! The input tensors of a call: read from a file and handed to the library as its inputs. The library checks that
-//! shapes agree; only what it cannot see is checked here, because it takes flat slices or uses another name.
+//! shapes agree; this module checks only what the library cannot see, because it takes flat slices or uses another
+//! name.
 
 use super::source::{RawTensor, Source};
 use crate::dtype::{IntegerError, Precision, floats, integers};
@@ -8,7 +9,7 @@ use qkv::{Inputs, Upstream, View, ViewError};
 use safetensors::Dtype;
 use std::ops::RangeInclusive;
 
-/// A tensor with the axes of its file.
+/// A tensor, with the axes that it has in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Array<T> {
     pub shape: Vec<usize>,
@@ -16,7 +17,7 @@ pub(crate) struct Array<T> {
 }
 
 impl<T> Array<T> {
-    /// As a view of four axes, with axes of 1 in front.
+    /// A view of four axes, with leading axes of 1.
     pub fn view(&self) -> Result<View<'_, T>, ViewError> {
         let mut shape = [1; 4];
         shape[4 - self.shape.len()..].copy_from_slice(&self.shape);
@@ -170,7 +171,7 @@ impl<T: qkv_simd::Element> InputTensors<T> {
         floats.chain(sums).chain(integers).filter_map(|(name, shape)| Some((name.to_string(), shape?))).collect()
     }
 
-    /// As the library's inputs.
+    /// Converts them to the library's inputs.
     pub fn inputs(&self) -> Result<Inputs<'_, T>, qkv::Error> {
         let mut inputs = Inputs::new(self.q.view()?, self.k.view()?, self.v.view()?);
         if let Some(bias) = &self.bias {

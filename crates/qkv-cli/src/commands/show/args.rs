@@ -204,7 +204,7 @@ impl ShowArgs {
         })
     }
 
-    /// What the file of a recording may not contain.
+    /// What a recording's file may leave out.
     pub fn recording_options(&self) -> qkv_explore::file::OpenOptions {
         let attention = self.causal.then(|| qkv::Attention::scaled_dot().mask(qkv::Mask::causal()));
         qkv_explore::file::OpenOptions { tokens: None, sequence: self.sequence, attention }

@@ -1,4 +1,4 @@
-//! Writes a recording, or what is selected of it, to a file of any [`FileFormat`].
+//! Writes a recording, or the selected part of it, to a file of any [`FileFormat`].
 
 use super::args::ShowArgs;
 use super::file_format::FileFormat;
@@ -19,7 +19,7 @@ const NAMED: usize = 8;
 /// Writes the file, complete or not at all.
 pub fn write(format: FileFormat, path: &Path, recording: &Recording, args: &ShowArgs) -> Result<(), Failure> {
     let output = OutputPath::new(path, None)?;
-    // These hold every layer.
+    // These formats hold every layer.
     match format {
         FileFormat::Html => return output.write(standalone_page(recording)?.as_bytes()),
         FileFormat::Recording => return Ok(qkv_explore::file::save(recording, path)?),
@@ -50,7 +50,7 @@ pub fn write(format: FileFormat, path: &Path, recording: &Recording, args: &Show
     output.write(&bytes)
 }
 
-/// The bytes of a PNG; characters that no font has are a hint on stderr.
+/// The bytes of a PNG; characters missing from every font give a hint on stderr.
 fn png_bytes(png: Png) -> Vec<u8> {
     if !png.missing.is_empty() {
         note(hint(&png.missing));

@@ -19,7 +19,7 @@ pub(crate) enum FileFormat {
 }
 
 impl FileFormat {
-    /// Extensions, their formats and what is in them; the first that fits counts.
+    /// Extensions, their formats and their contents; the first match counts.
     pub const ALL: &[(&str, FileFormat, &str)] = &[
         (".svg", FileFormat::Svg, "a picture for print"),
         (".png", FileFormat::Png, "a picture for screens, in the fonts of this machine"),

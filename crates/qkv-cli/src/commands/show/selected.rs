@@ -6,9 +6,9 @@ use qkv_explore::draw::{Picture, Theme};
 use qkv_explore::{Agreement, Matrix, MatrixOptions, Recording};
 use serde::Serialize;
 
-/// The most weights that are drawn one by one.
+/// The most weights drawn one by one.
 const MOST: usize = 4 << 20;
-/// Cells per side of a picture of more weights.
+/// Cells per side in a picture of more weights than that.
 const CELLS: usize = 256;
 
 /// The attention that is shown.
@@ -17,7 +17,7 @@ pub(crate) struct SelectedAttention {
     layer: usize,
     head: Option<usize>,
     pub matrix: Matrix,
-    /// Weights per cell and side; above 1, cells are maxima and no data.
+    /// Weights per cell along each side; above 1, cells are maxima rather than weights.
     each: usize,
     /// Layer, heads and mechanism in a few words.
     pub title: String,
@@ -103,7 +103,7 @@ impl SelectedAttention {
         Ok(SelectedAttention { layer, head: args.head, matrix, each, title })
     }
 
-    /// The weights themselves; of too many there is only a picture.
+    /// The weights themselves; if there are too many, they can only be drawn.
     pub fn weights(&self) -> Result<&Matrix, Failure> {
         match self.each {
             1 => Ok(&self.matrix),
@@ -128,7 +128,7 @@ impl SelectedAttention {
         args.links.as_ref().map(|links| Ok(self.weights()?.agreement(links))).transpose()
     }
 
-    /// One JSON object on a line.
+    /// One JSON object, on one line.
     pub fn to_json(&self, recording: &Recording, args: &ShowArgs) -> Result<String, Failure> {
         let object = AttentionJson {
             text: &recording.text,

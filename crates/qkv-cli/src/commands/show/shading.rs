@@ -1,5 +1,5 @@
-//! Documents with shaded words and images with shaded patches. A document is shaded unless a layer or head is selected,
-//! an image unless `--tokens` is.
+//! Documents with shaded words and images with shaded patches. A document is shaded unless a layer, a head or
+//! `--tokens` is selected, an image unless `--tokens` is.
 
 use super::args::ShowArgs;
 use super::selected::{find_layer, short_name};
@@ -46,7 +46,7 @@ fn shading(recording: &Recording, args: &ShowArgs) -> Result<Option<Shading>, Fa
     }
 }
 
-/// The drawing for the terminal; `None` where a matrix is drawn.
+/// The drawing for the terminal; `None` if a matrix is drawn instead.
 pub(super) fn draw(recording: &Recording, args: &ShowArgs) -> Result<Option<String>, Failure> {
     let style = TerminalStyle::of_stdout();
     let across = match &recording.form {
@@ -59,7 +59,7 @@ pub(super) fn draw(recording: &Recording, args: &ShowArgs) -> Result<Option<Stri
     }))
 }
 
-/// One JSON object on a line; `None` where a matrix is shown.
+/// One JSON object, on one line; `None` if a matrix is shown instead.
 pub(super) fn to_json(recording: &Recording, args: &ShowArgs) -> Result<Option<String>, Failure> {
     let output = &recording.output;
     Ok(match (shading(recording, args)?, &recording.form) {
@@ -75,7 +75,7 @@ pub(super) fn to_json(recording: &Recording, args: &ShowArgs) -> Result<Option<S
     .map(|object| format!("{object}\n")))
 }
 
-/// The picture for a file; `None` where a matrix is drawn.
+/// The picture for a file; `None` if a matrix is drawn instead.
 pub(super) fn picture(recording: &Recording, args: &ShowArgs) -> Result<Option<Shaded>, Failure> {
     let theme = if args.dark { Theme::Dark } else { Theme::Light };
     let look = Style { palette: args.palette, theme, scale: args.scale };

@@ -20,7 +20,7 @@ pub(crate) struct TrainLog {
     start: Instant,
     /// The step at which this process started.
     first_step: u64,
-    /// Whether the loss is one of tokens, whose exponential is a perplexity: not of sounds or boxes.
+    /// Whether the loss is per token, so that its exponential is a perplexity; not so for sounds and boxes.
     of_tokens: bool,
 }
 
@@ -79,7 +79,7 @@ impl TrainLog {
         TrainLog { format, bar, start: Instant::now(), first_step: run.step(), of_tokens }
     }
 
-    /// The run starts: its data, model and settings.
+    /// Reports the start: data, model and settings.
     pub fn start(&self, run: &Run) {
         let recipe = run.recipe();
         let model = run.kind();
@@ -123,7 +123,7 @@ impl TrainLog {
         self.bar.finish_and_clear();
     }
 
-    /// The run was stopped by a signal.
+    /// Reports that a signal stopped the run.
     pub fn interrupted(&self, run: &Run) {
         let (step, folder) = (run.step(), run.folder().display());
         match self.format {
@@ -133,7 +133,7 @@ impl TrainLog {
         }
     }
 
-    /// The run ended; the summary for programs that follow the log.
+    /// Reports the end, with the summary for programs that follow the log.
     pub fn end(&self, summary: &TrainSummary) {
         if self.format == LogFormat::Json {
             self.json("end", summary);
@@ -157,7 +157,7 @@ impl TrainLog {
         self.start.elapsed().as_secs_f64() / done * event.steps.saturating_sub(event.step) as f64
     }
 
-    /// As a part of a line; nothing where the loss is none of tokens.
+    /// The perplexity as part of a line; empty if the loss is not per token.
     fn perplexity(&self, number: String) -> String {
         if self.of_tokens { format!(" · perplexity {number}") } else { String::new() }
     }
@@ -219,7 +219,7 @@ impl Watcher for TrainLog {
     }
 }
 
-/// The model of a run: its size, what of it is trained, and where its weights come from.
+/// The model of a run: its size, how much of it is trained, and where its weights come from.
 fn model_lines(kind: &str, [parameters, trained]: [usize; 2], from: Option<&Provenance>) -> Vec<String> {
     let mut line = format!("model    {kind}, {} parameters", short_count(parameters as f64));
     if trained < parameters {
@@ -236,14 +236,14 @@ pub(super) fn plan_lines(plan: &Plan) -> Vec<String> {
     [data].into_iter().chain(model_lines(plan.kind(), plan.parameters(), plan.provenance())).collect()
 }
 
-/// The same as one JSON object on a line.
+/// The same as one JSON object, on one line.
 pub(super) fn plan_json(plan: &Plan) -> String {
     let [parameters, trained] = plan.parameters();
     let (data, model, from) = (plan.data(), plan.kind(), plan.provenance());
     format!("{}\n", json!({ "data": data, "model": model, "parameters": parameters, "trained": trained, "from": from }))
 }
 
-/// A count for people: `413 k`.
+/// A human-readable count: `413 k`.
 fn short_count(count: f64) -> String {
     match count {
         x if x >= 1e6 => format!("{:.1} M", x / 1e6),

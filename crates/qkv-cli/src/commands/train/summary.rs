@@ -36,7 +36,7 @@ pub(crate) struct TrainSummary {
     example: Option<TranslatedExample>,
 }
 
-/// What the first of several ranks sent and waited, validation and checkpoints included.
+/// How much the first of several ranks sent, and how long it waited, validation and checkpoints included.
 #[derive(Debug, Serialize)]
 struct TrainRanks {
     count: usize,
@@ -58,7 +58,7 @@ fn aligned<S: Serializer>(matrix: &Matrix, to: S) -> Result<S::Ok, S::Error> {
 }
 
 impl TrainSummary {
-    /// Of the model in the run's folder.
+    /// Summarizes a run, with the model in its folder.
     pub fn new(run: &Run, outcome: Outcome) -> Result<TrainSummary, Failure> {
         let metric = run.recipe().train.metric;
         let best = run.best().map(|(score, _)| if metric == Metric::Loss { -score } else { score });
@@ -99,7 +99,7 @@ impl TrainSummary {
         })
     }
 
-    /// One JSON object on a line.
+    /// One JSON object, on one line.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("plain data") + "\n"
     }

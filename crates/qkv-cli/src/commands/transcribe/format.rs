@@ -17,10 +17,10 @@ pub(super) enum Format {
 pub(super) struct Cues {
     format: Format,
     words: bool,
-    /// Of subtitles.
+    /// Subtitles so far.
     number: usize,
     started: bool,
-    /// For JSON, which is written at the end.
+    /// Collected for JSON, which is written at the end.
     segments: Vec<Value>,
 }
 
@@ -36,13 +36,13 @@ impl Cues {
         Cues { format, words, number: 0, started: false, segments: Vec::new() }
     }
 
-    /// What stands before everything, once.
+    /// The header, which is written once, before everything else.
     fn header(&mut self) -> &'static str {
         let first = !std::mem::replace(&mut self.started, true);
         if first && self.format == Format::WebVtt { "WEBVTT\n\n" } else { "" }
     }
 
-    /// What is written as soon as a segment is there.
+    /// The output for a segment, as soon as it is recognized.
     pub fn segment(&mut self, segment: &Segment) -> String {
         if self.format == Format::Json {
             let mut value = serde_json::to_value(segment).expect("plain values");
@@ -73,7 +73,7 @@ impl Cues {
         }
     }
 
-    /// What is written at the end.
+    /// The output at the end.
     pub fn footer(mut self, name: &Path, transcript: &Transcript) -> String {
         if self.format != Format::Json {
             return self.header().to_owned();
@@ -91,7 +91,7 @@ impl Cues {
     }
 }
 
-/// An arrow in a text would begin another cue.
+/// An arrow in a text would look like the start of another cue.
 fn one_arrow(text: &str) -> String {
     text.replace("-->", "->")
 }

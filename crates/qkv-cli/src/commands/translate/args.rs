@@ -80,7 +80,7 @@ pub(crate) struct TranslateArgs {
     pub search: SearchArgs,
     pub n_best: usize,
     pub scores: bool,
-    /// None where it was not typed.
+    /// `None` if it was not typed.
     pub align: Option<AlignFormat>,
     pub json: bool,
     pub threads: Option<usize>,

@@ -63,7 +63,7 @@ impl<'a> TranslatedLine<'a> {
         Ok(TranslatedLine { translator, line, source, found, alignment })
     }
 
-    /// One JSON object on a line.
+    /// One JSON object, on one line.
     pub fn to_json(&self, n_best: usize) -> String {
         let none = Translation { text: String::new(), tokens: Vec::new(), score: 0.0, log_probability: 0.0 };
         let first = self.found.first().unwrap_or(&none);

@@ -1,10 +1,10 @@
-//! What can be taken home: files, and the page that stands alone.
+//! Exports: files, and the standalone page.
 
 use crate::explore::browser::Browser;
 use crate::explore::program::{self, Serving};
 use serde_json::Value;
 
-/// The first head of the first layer, whole, from the server; rows as long as there are rows.
+/// All weights of the first head of the first layer, from the server; the matrix is square.
 fn first_weights(browser: &mut Browser) -> Vec<Vec<f32>> {
     let flat = browser.numbers("/api/runs/0/weights?layer=0&head=0");
     flat.chunks(flat.len().isqrt()).map(<[f32]>::to_vec).collect()
@@ -25,13 +25,13 @@ fn what_is_shown_can_be_kept_as_files() {
     let kept: Vec<Vec<f32>> = serde_json::from_value(file["weights"].clone()).unwrap();
     assert_eq!(kept, weights);
 
-    // As the page itself writes them: numbers with their tokens, and the picture.
+    // Files written by the page itself: numbers with their tokens, and the picture.
     browser.click("#export summary");
     browser.until("document.querySelector('#export .menu button')");
     let (name, bytes) = browser.download("#export .menu button:nth-of-type(2)");
     assert!(name.ends_with(".csv"), "{name}");
     let text = String::from_utf8(bytes).unwrap();
-    // A token comes first, in quotes, whatever is in it.
+    // A line starts with its token, in quotes.
     let numbers = |line: &str| line.rsplit_once("\",").unwrap().1.split(',').map(|x| x.parse().unwrap()).collect();
     let kept: Vec<Vec<f32>> = text.lines().skip(1).map(numbers).collect();
     assert_eq!(kept, weights);

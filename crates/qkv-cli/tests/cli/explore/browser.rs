@@ -1,5 +1,4 @@
-//! A browser without a window, driven over its DevTools protocol: a websocket, JSON in and out. As little of it as the
-//! tests need.
+//! A headless browser, driven over its DevTools protocol: a websocket, JSON in and out. Only as much as the tests need.
 
 use serde_json::{Value, json};
 use std::net::TcpStream;
@@ -9,22 +8,22 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tungstenite::{Message, WebSocket};
 
-/// How long something on the page may take. Machines that test are busy.
+/// How long anything on the page may take. Test machines are busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A browser with one page. It ends with the test, however that ends.
+/// A browser with one page. It ends with the test, however the test ends.
 pub struct Browser {
     child: Child,
     folder: tempfile::TempDir,
     socket: WebSocket<TcpStream>,
     session: Value,
     asked: u64,
-    /// What the page complained about: errors that nobody caught, and what its policy forbade.
+    /// The page's errors: uncaught exceptions, and whatever its security policy blocked.
     faults: Vec<String>,
 }
 
-/// Where a browser is.
+/// The path of a browser.
 fn program() -> PathBuf {
     if let Some(given) = std::env::var_os("QKV_BROWSER") {
         return given.into();
@@ -37,7 +36,7 @@ fn program() -> PathBuf {
     })
 }
 
-/// Asks again and again until there is an answer.
+/// Polls until there is an answer.
 fn patiently<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -50,19 +49,19 @@ fn patiently<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
 }
 
 impl Browser {
-    /// Starts one and opens a page.
+    /// Starts a browser and opens a page.
     pub fn open(url: &str) -> Browser {
         let folder = tempfile::tempdir().unwrap();
         let profile = folder.path().join("profile");
         let mut command = Command::new(program());
         command.args(["--headless=new", "--no-sandbox", "--remote-debugging-port=0", "--window-size=1280,800"]);
         command.args(["--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]);
-        // It talks to the page that is tested and to nobody else.
+        // It talks only to the page under test.
         command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
         command.arg("--disable-quic");
         command.arg(format!("--user-data-dir={}", profile.display())).arg("about:blank");
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        // The browser writes where it listens: a port, and a path.
+        // The browser writes the port and path it listens on.
         let port = profile.join("DevToolsActivePort");
         let place = patiently("the browser to start", || {
             assert!(child.try_wait().unwrap().is_none(), "the browser ended at once");
@@ -92,7 +91,7 @@ impl Browser {
         self.folder.path().join("downloads")
     }
 
-    /// Asks the browser, and waits for its answer. What it tells meanwhile is listened to for faults.
+    /// Sends a command to the browser and waits for its answer. Events that arrive meanwhile are checked for faults.
     pub fn ask(&mut self, method: &str, parameters: Value) -> Value {
         self.asked += 1;
         let id = self.asked;
@@ -117,15 +116,15 @@ impl Browser {
         }
     }
 
-    /// Goes to an address and waits until the page has drawn itself.
+    /// Opens an address and waits until the page is drawn.
     pub fn go(&mut self, url: &str) {
-        // From nowhere, so that an address that differs only behind `#` is loaded too.
+        // By way of a blank page, so that an address that differs only after `#` is loaded anew.
         self.ask("Page.navigate", json!({ "url": "about:blank" }));
         self.ask("Page.navigate", json!({ "url": url }));
         self.until("document.querySelector('#where') && document.querySelector('.view canvas, .view .sentence')");
     }
 
-    /// What an expression is on the page. Promises are waited for.
+    /// Evaluates an expression on the page, awaiting promises.
     pub fn eval(&mut self, expression: &str) -> Value {
         let asked = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
         let answer = self.ask("Runtime.evaluate", asked);
@@ -138,13 +137,13 @@ impl Browser {
         patiently(&format!("`{expression}`"), || (self.eval(&format!("Boolean({expression})")) == true).then_some(()));
     }
 
-    /// What an element says.
+    /// The text of an element.
     pub fn text(&mut self, selector: &str) -> String {
         let found = self.eval(&format!("document.querySelector({})?.textContent ?? null", json!(selector)));
         found.as_str().unwrap_or_else(|| panic!("no `{selector}` on the page")).to_owned()
     }
 
-    /// The numbers that the server gives at a path.
+    /// The numbers that the server returns for a path.
     pub fn numbers(&mut self, path: &str) -> Vec<f32> {
         let bytes = "r => r.ok ? r.arrayBuffer() : Promise.reject(r.status)";
         let read = "b => Array.from(new Float32Array(b))";
@@ -182,7 +181,7 @@ impl Browser {
         }
     }
 
-    /// Types into what has the focus.
+    /// Types into the focused element.
     pub fn write(&mut self, text: &str) {
         self.ask("Input.insertText", json!({ "text": text }));
     }
@@ -214,7 +213,7 @@ impl Browser {
         self.drag(at, at);
     }
 
-    /// Presses at one place and lets go at another.
+    /// Drags from one place to another.
     pub fn drag(&mut self, from: [f64; 2], to: [f64; 2]) {
         self.point(from);
         self.mouse("mousePressed", from, json!({ "button": "left", "buttons": 1, "clickCount": 1 }));
@@ -235,7 +234,7 @@ impl Browser {
         self.ask("Emulation.setDeviceMetricsOverride", size);
     }
 
-    /// The file that a click brings.
+    /// The file that a click downloads.
     pub fn download(&mut self, selector: &str) -> (String, Vec<u8>) {
         let downloads = self.downloads();
         let whole = |folder: &Path| {
@@ -246,7 +245,7 @@ impl Browser {
         self.click(selector);
         let path = patiently("a file", || {
             let path = whole(&downloads)?;
-            // The browser moves a file to its name when it is complete.
+            // The browser renames a file once it is complete.
             (std::fs::metadata(&path).ok()?.len() > 0).then_some(path)
         });
         let bytes = std::fs::read(&path).unwrap();
@@ -254,7 +253,7 @@ impl Browser {
         (path.file_name().unwrap().to_string_lossy().into_owned(), bytes)
     }
 
-    /// Asserts that the page complained about nothing.
+    /// Asserts that the page had no errors.
     pub fn is_content(&mut self) {
         self.eval("1");
         assert!(self.faults.is_empty(), "{:#?}", self.faults);

@@ -16,7 +16,7 @@ fn a_long_input_is_a_map_whose_numbers_are_those_of_qkv_run() {
     let mut browser = Browser::open(&serving.url);
     browser.until("document.querySelector('.world') && !document.querySelector('.pane.busy')");
 
-    // The wheel zooms around the pointer, and the address keeps the place.
+    // The wheel zooms around the pointer, and the URL keeps the position.
     let middle = browser.middle(".world");
     let corner = [middle[0] - 60.0, middle[1] + 40.0];
     browser.point(corner);
@@ -28,7 +28,7 @@ fn a_long_input_is_a_map_whose_numbers_are_those_of_qkv_run() {
     };
     let near = place(&mut browser);
     assert!(near[2] > 2.0, "a weight has {} pixels", near[2]);
-    // A drag moves it, a key zooms further, and another head keeps the place.
+    // A drag moves the map, a key zooms further, and another head keeps the position.
     browser.drag(middle, [middle[0] + 50.0, middle[1]]);
     browser.until(&format!("!location.hash.includes('at={},{},')", near[0], near[1]));
     assert!(place(&mut browser)[1] < near[1], "dragged to the right, the map shows what lies left");
@@ -37,7 +37,7 @@ fn a_long_input_is_a_map_whose_numbers_are_those_of_qkv_run() {
     browser.press("ArrowRight");
     browser.until("document.querySelector('#where').textContent.includes('head 1')");
 
-    // Under the pointer stands the weight that `qkv run --weights` writes for that pair.
+    // The tooltip shows the weight that `qkv run --weights` writes for that pair.
     for (row, column) in [(431, 287), (599, 0), (300, 300), (20, 500)] {
         browser.go(&format!("{}#head=1&at={row}.5,{column}.5,20", serving.url));
         let middle = browser.eval(

@@ -16,12 +16,12 @@ fn a_sentence_that_is_typed_is_translated_and_shown() {
     browser.until("document.querySelector('#output').textContent !== 'Long time, no see.'");
     let output = browser.text("#output");
     assert!(output.contains("tomorrow"), "{output}");
-    // What was written, token by token, is there to step through.
+    // The output can be stepped through, token by token.
     browser.eval("document.activeElement.blur()");
     browser.press("]");
     browser.until("document.querySelector('.chip.now') && document.querySelector('.candidate')");
     assert!(browser.text(".candidates").contains('%'));
-    // The address says all of it, and the way back leads back.
+    // The URL holds the whole state, and opening it restores that state.
     let address = browser.eval("location.href").as_str().unwrap().to_owned();
     assert!(address.contains("text=") && address.contains("step=0"), "{address}");
     browser.go(&address);
@@ -57,15 +57,15 @@ fn layer_and_head_follow_the_arrow_keys_and_the_address() {
     browser.until("document.querySelector('#where').textContent.includes('layer 1')");
     let address = browser.eval("location.hash").as_str().unwrap().to_owned();
     assert!(address.contains("layer=1") && address.contains("head=1"), "{address}");
-    // Of all thumbnails the one is marked, and it is said aloud.
+    // Exactly one thumbnail is marked, and the head is announced.
     assert_eq!(browser.eval("document.querySelectorAll('.thumb[aria-current]').length"), 1);
     browser.until("document.querySelector('#say').textContent.includes('layer 1, head 1')");
-    // At the ends the keys stay.
+    // At the ends, the keys do nothing.
     for _ in 0..9 {
         browser.press("ArrowLeft");
     }
     browser.until("document.querySelector('#where').textContent.includes('head 0')");
-    // In the picture arrows mean cells; with Shift they mean layers and heads everywhere.
+    // In the picture, arrows move between cells; with Shift they change layer and head everywhere.
     browser.eval("document.querySelector('.over').focus()");
     browser.press_shift("ArrowRight");
     browser.until("document.querySelector('#where').textContent.includes('head 1')");
@@ -88,7 +88,7 @@ fn every_number_in_the_heatmap_is_the_servers() {
     browser.press("ArrowRight"); // the cursor appears at the first cell
     for row in 0..n {
         for step in 0..m {
-            // There and back again, as the ox turns.
+            // Rows alternate in direction (boustrophedon).
             let column = if row % 2 == 0 { step } else { m - 1 - step };
             browser.until("!document.querySelector('.tip').hidden");
             let expected = program::shown(weights[row * m + column]);
@@ -202,13 +202,13 @@ fn joined_hidden_and_dropped_tokens_leave_the_sums_that_are_promised() {
     assert_eq!(words["rows"], serde_json::json!(["a", "bc"]));
     assert_eq!(words["values"], serde_json::json!([0.5, 0.375, 0.125, 0.5, 0.375, 0.125]));
     assert_eq!(words["sums"], serde_json::json!([1, 1]));
-    // What is hidden takes its weight with it, unless one asks otherwise; the row's own sum stays known.
+    // Hidden tokens take their weight with them, unless rows are renormalized; the sum of the full row is kept.
     let hidden = browser.eval(&made("{ special: false }"));
     assert_eq!(hidden["values"], serde_json::json!([0.25, 0.125, 0.125, 0.5, 0.25, 0.25, 0, 0, 0]));
     assert_eq!(hidden["sums"], serde_json::json!([1, 1, 1]));
     let again = browser.eval(&made("{ sink: false, renormalise: true }"));
     assert_eq!(again["values"], serde_json::json!([0.5, 0.25, 0.25, 0.5, 0.25, 0.25, 0, 0, 0]));
-    // The fewest that reach the share: ½ + ¼ of the first row, ½ + ¼ of the second, the one of the third.
+    // The fewest weights that reach the fraction: ½ + ¼ in the first row, ½ + ¼ in the second, the 1 in the third.
     let kept = browser.eval(&made("{ mass: 0.75 }"));
     assert_eq!(kept["kept"], serde_json::json!([1, 1, 0, 0, 0, 1, 1, 0, 1, 0, 0, 0]));
     browser.is_content();

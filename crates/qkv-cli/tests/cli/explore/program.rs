@@ -14,7 +14,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Types `qkv explore` and these words, and waits for the address.
+    /// Runs `qkv explore` with these words, and waits for the address.
     pub fn start(words: &[&str]) -> Serving {
         let mut command = Command::new(QKV);
         command.arg("explore").args(words).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -33,7 +33,7 @@ impl Drop for Serving {
     }
 }
 
-/// A file with `q` and `k`, `[1, heads, n, width]`, of numbers that look random and are always the same.
+/// A file with `q` and `k`, `[1, heads, n, width]`, of fixed pseudorandom numbers.
 pub fn queries_and_keys(path: &Path, heads: usize, n: usize, width: usize) {
     let tensor = |seed: u32| -> Vec<u8> {
         let mut state = seed;
@@ -64,7 +64,7 @@ pub fn weights(folder: &Path, input: &str, causal: bool) -> Vec<f32> {
     weights.data().chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
 }
 
-/// A weight as the page writes it: six places, or an exponent where those would show nothing.
+/// A weight as the page writes it: six decimals, or an exponent if those would show only zeros.
 pub fn shown(weight: f32) -> String {
     let weight = f64::from(weight);
     if weight == 0.0 {

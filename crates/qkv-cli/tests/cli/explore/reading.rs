@@ -1,4 +1,4 @@
-//! The page over a document, an image, a sound and a voice: models that are trained here in seconds, or not at all.
+//! The page for a document, an image, a sound and a voice, with models that are trained here in seconds, or not at all.
 
 use crate::explore::browser::Browser;
 use crate::explore::program::Serving;
@@ -35,7 +35,7 @@ fn a_document_is_shaded_on_both_levels() {
     let serving = Serving::start(&["--model", &model, "The plot is long. It was lovely to see!"]);
     let mut browser = Browser::open(&serving.url);
     assert!(browser.text("#output").starts_with("good "), "{}", browser.text("#output"));
-    // Two sentences; the shares of both levels are those that the server gives, and sum to 1.
+    // Two sentences; the weights of both levels match the server's, and sum to 1.
     assert_eq!(browser.eval("document.querySelectorAll('.sentence').length"), 2);
     let shares = browser.numbers("/api/runs/0/weights?layer=0&head=0");
     assert!((shares.iter().sum::<f32>() - 1.0).abs() < 1e-5);
@@ -46,14 +46,14 @@ fn a_document_is_shaded_on_both_levels() {
         browser.eval("Number(document.querySelector('.sentence:nth-child(2) .word:nth-child(3)').dataset.weight)");
     assert!((drawn.as_f64().unwrap() as f32 - words[5 + 2]).abs() < 1e-6, "{drawn} {words:?}");
     assert!(words[..5].iter().all(|&weight| weight == 0.0), "a sentence sees its own words alone: {words:?}");
-    // A word says its weight, and how it came about.
+    // Clicking a word opens the derivation of its weight.
     browser.click(".sentence:nth-child(2) .word:nth-child(3)");
     browser.until("!document.querySelector('#pair').hidden && document.querySelector('#pair .result')");
     browser.press("Escape");
     browser.until("document.querySelector('#pair').hidden");
     browser.click("[data-shade=words]");
     browser.until("location.hash.includes('shade=words')");
-    // The matrices themselves are there too.
+    // The heatmap is available, too.
     browser.press("2");
     browser.until("document.querySelector('.view canvas.cells')");
     // Another document.
@@ -98,7 +98,7 @@ fn weights_lie_over_the_image() {
     let serving = Serving::start(&["--model", &path("m"), "--image", &path("left.png"), "--image", &path("right.png")]);
     let mut browser = Browser::open(&serving.url);
     assert!(browser.text("#output").starts_with("left "), "{}", browser.text("#output"));
-    // What the class token gives each patch is told when it is pointed at, and is what the server says.
+    // Pointing at a patch shows the class token's weight on it, as the server gives it.
     let weights = browser.numbers("/api/runs/0/weights?layer=0&head=0&rows=0..1");
     let middle = browser.middle(".seen.over");
     browser.point([middle[0] + 4.0, middle[1] + 4.0]); // the patch in row 2, column 2
@@ -109,14 +109,14 @@ fn weights_lie_over_the_image() {
             && status.ends_with(&crate::explore::program::shown(weights[11])),
         "{status}"
     );
-    // Every head has a small picture; one that is clicked is shown.
+    // Every head has a thumbnail; clicking one shows that head.
     browser.until("document.querySelectorAll('.one').length === 6");
     browser.click(".one:nth-child(5)");
     browser.until("location.hash.includes('layer=1') && location.hash.includes('head=1')");
-    // Followed through the layers.
+    // Rollout through the layers.
     browser.click("[data-way=rollout]");
     browser.until("document.querySelector('[data-way=rollout]').getAttribute('aria-pressed') === 'true'");
-    // A patch that is clicked is the one that looks.
+    // Clicking a patch makes it the query.
     browser.click(".seen.over");
     browser.until("document.querySelector('.status').textContent.startsWith('patch ')");
     // The other image.
@@ -145,7 +145,7 @@ fn words_stand_against_time() {
         let samples: Vec<f32> = (0..length).map(|at| (at as f32 * 0.05).sin() * 0.4).collect();
         wav::to_bytes(&samples, 16_000)
     };
-    // Models that learned nothing write anything: here one that begins with two different words.
+    // Untrained models write anything; this picks one that begins with two different words.
     let begins_with_two = |model: &Recognizer| {
         let recording = Recording::from_bytes(sound(12_800), "a.wav");
         let listened = model.listen(&recording, &TranscribeOptions::default(), &Machine::new(1));
@@ -193,7 +193,7 @@ fn letters_stand_against_seconds() {
     assert_eq!(browser.text("#prompt .go"), "Speak");
     let is_offered = "[...document.querySelectorAll('button')].some((b) => b.textContent === 'set the output')";
     assert_eq!(browser.eval(is_offered), false, "a voice has no text to set");
-    // The sound's length is told; the map is of its moments, each with the letters that it looks at.
+    // The output is the sound's length; the heatmap has a row per moment and a column per letter.
     let run = browser.eval("fetch('/api/runs/0').then((r) => r.json())");
     let texts = |side: usize| -> Vec<String> {
         let tokens = run["sides"][side]["tokens"].as_array().unwrap();
@@ -216,7 +216,7 @@ fn letters_stand_against_seconds() {
     browser.until("document.activeElement.id === 'text'");
     browser.eval("document.querySelector('#text').value = ''");
     browser.write("fed");
-    // The line is built anew with the run that it asks for.
+    // The input line is rebuilt once the requested run arrives.
     browser.eval("document.querySelector('#text').dataset.old = '1'");
     browser.press("Enter");
     browser.until("location.hash.includes('text=fed') && !document.querySelector('#text').dataset.old");

@@ -1,4 +1,4 @@
-//! Folders that are no models, by mistake or by malice: refused with exit code 1 and the name of the file.
+//! Folders that are not models, by mistake or malice: refused with exit code 1 and the name of the file.
 
 use crate::models::program::{Folder, model};
 use std::fs;
@@ -41,7 +41,7 @@ fn tensors_that_are_cut_off_or_lie_are_refused() {
         bytes
     });
     refused("model.safetensors", |mut bytes| {
-        // The first `"shape":[` says something else; the header keeps its length.
+        // Changes the first shape; the header keeps its length.
         let at = bytes.windows(9).position(|window| window == b"\"shape\":[").unwrap() + 9;
         bytes[at] = if bytes[at] == b'9' { b'8' } else { b'9' };
         bytes

@@ -1,5 +1,5 @@
-//! `qkv train` and `qkv classify` with hierarchical attention: trained here in seconds, on documents whose class hangs
-//! on one word.
+//! `qkv train` and `qkv classify` with hierarchical attention: trained here in seconds, on documents whose class
+//! depends on one word.
 
 use crate::models::program::{Folder, json};
 
@@ -68,7 +68,8 @@ fn documents_are_learnt_and_told_with_their_sentences_and_words() {
     let weight = |value: &serde_json::Value| value["weight"].as_f64().unwrap();
     let sum: f64 = sentences.iter().map(weight).sum();
     assert!((sum - 1.0).abs() < 1e-4, "{sum}");
-    // The unit runs both ways, so that its neighbours know of the word that decides: the sentence is what stands out.
+    // The recurrent unit is bidirectional, so the deciding word's neighbors know of it, too: only the sentence is sure
+    // to stand out.
     assert!(weight(&sentences[1]) > weight(&sentences[0]).max(weight(&sentences[2])), "{}", told[0]);
     let words = sentences[1]["words"].as_array().unwrap();
     let sum: f64 = words.iter().map(weight).sum();

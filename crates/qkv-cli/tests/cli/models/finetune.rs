@@ -79,7 +79,7 @@ fn the_same_labels_keep_the_head_and_a_stopped_run_ends_the_same() {
     let again = recipe("classes = 'films'\ndev = 'films'", "from = 'base'", 30, "exact");
     folder.put("again.toml", again.as_bytes());
     assert!(folder.qkv("train again.toml --dry-run").quietly().contains("0 added\n"));
-    // The first step is that of a model that knows its task already.
+    // The first step has the loss of a model that already knows its task.
     let start = folder.qkv("train again.toml --out whole --log-format json --set train.log=1 --threads 1");
     let first: f64 = json(&start.err).iter().find(|line| line["event"] == "step").unwrap()["loss"].as_f64().unwrap();
     assert!(first < 0.1, "{first}");
@@ -117,7 +117,7 @@ fn every_kind_of_ours_continues_and_what_does_not_fit_is_refused() {
         json(&scores)[0]["perplexity"].as_f64().unwrap()
     };
     assert!(perplexity("gpt2") < perplexity("gpt"));
-    // A document reader, from one for other classes.
+    // A document classifier, from one with other classes.
     let han = "kind = 'han'\nd_model = 16\nhidden = 8\nattention_width = 8";
     folder.put("han.toml", recipe("classes = 'films'\ndev = 'films'", han, 10, "exact").as_bytes());
     folder.qkv("train han.toml --out han --quiet --threads 2").well();

@@ -35,7 +35,7 @@ validate = 60
 
 const SONG: &str = "row, row, row your boat\ngently down the stream\n";
 
-/// A model that knows a song by heart; its folder, as an argument.
+/// Trains a model that knows a song by heart. Returns its folder as an argument.
 fn model() -> &'static str {
     static MODEL: LazyLock<String> = LazyLock::new(|| {
         let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("song");

@@ -99,7 +99,7 @@ fn images_are_learnt_and_told() {
     assert!(drawn.lines().count() == 6 && drawn.contains('█'), "{drawn}");
     assert!(folder.qkv("inspect m").quietly().contains("vit.embeddings.cls_token"));
 
-    // Stopped anywhere, it ends the same.
+    // A resumed run ends the same.
     folder.qkv("train r.toml --out parts --quiet --threads 2 --set train.steps=20").quietly();
     folder.qkv("train --resume parts --quiet --threads 1 --set train.steps=60").quietly();
     let weights = "checkpoints/00000060/weights.safetensors";
@@ -117,7 +117,7 @@ fn a_trained_compact_convolutional_transformer_comes_back_from_its_folder() {
     let all = "classify --image left.png --image right.png --json";
     let told = folder.qkv(&format!("{all} --model cct")).quietly();
     assert_eq!((&json(&told)[0]["label"], &json(&told)[1]["label"]), (&"left".into(), &"right".into()));
-    // Read and written again, by another number of threads, all bytes and all logits are the same.
+    // After a round trip, and with another number of threads, all bytes and all logits are the same.
     folder.comes_back("cct");
     assert_eq!(folder.qkv(&format!("{all} --model again --threads 1")).quietly(), told);
 }

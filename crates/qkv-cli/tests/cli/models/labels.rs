@@ -40,7 +40,7 @@ fn a_class_is_learnt_and_told() {
     assert!(told[0]["probabilities"]["good"].as_f64().unwrap() > 0.5, "{told:?}");
     folder.qkv("tag --model m hello").fails(&["trained for classes, not for tags"]);
     folder.qkv("classify hello").misused(&["--model <DIR>"]);
-    // Stopped anywhere, it ends the same.
+    // A resumed run ends the same.
     folder.qkv("train r.toml --out parts --quiet --threads 1 --set train.steps=60").quietly();
     folder.qkv("train --resume parts --quiet --threads 1 --set train.steps=150").quietly();
     folder.qkv("train r.toml --out whole --quiet --threads 1").quietly();
@@ -91,7 +91,7 @@ fn an_answer_is_found_in_its_text() {
     let line = format!("Where did Ada fly?\t{context}\n");
     let told = json(&folder.typed(&["answer", "--model", "m", "--json"], line).quietly());
     assert_eq!((told[0]["answer"].as_str(), told[0]["start"].as_u64()), (Some("Rome"), Some(22)));
-    // Longer than the model takes: read in windows.
+    // A text too long for the model is read in windows.
     let long = format!("{} {context}", "Nothing happened that day.".repeat(30));
     assert_eq!(folder.typed(&[&asked[..], &["--context", &long]].concat(), "").quietly().lines().count(), 1);
     folder.typed(&asked, "").misused(&["requires `--context TEXT`, `--input FILE` or `--image FILE`"]);

@@ -48,13 +48,13 @@ fn adapters_are_trained_alone_resumed_kept_apart_and_merged() {
         assert!(files("adapter_model.safetensors") && files("adapter_config.json") && !files("model.safetensors"));
         let after = perplexity(&folder, &format!("--model {name}"));
         assert!(after < 0.8 * before, "{name}: {after} {before}");
-        // Over the base as it is, not over rounded blocks.
+        // Evaluated over the base itself, not over rounded blocks.
         let apart = perplexity(&folder, &format!("--model base --adapter {name}"));
         assert!((apart / after - 1.0).abs() < 1e-6, "{name}: {apart} {after}");
         folder.qkv(&format!("convert base --adapter {name} --out merged-{name}")).quietly();
         let merged = perplexity(&folder, &format!("--model merged-{name}"));
         assert!((merged / after - 1.0).abs() < 1e-4, "{name}: {merged} {after}");
-        // Stopped anywhere, it ends the same; a checkpoint holds adapters alone.
+        // A resumed run ends with the same bytes; a checkpoint holds only adapters.
         folder.qkv(&format!("train lora.toml --out parts-{name} --quiet --threads 1 --set train.steps=20")).well();
         folder.qkv(&format!("train --resume parts-{name} --quiet --threads 2 --set train.steps=40")).well();
         let weights = "checkpoints/00000040/weights.safetensors";
@@ -62,7 +62,7 @@ fn adapters_are_trained_alone_resumed_kept_apart_and_merged() {
         assert!(whole == parts && !whole.is_empty(), "{name}");
         assert!(whole.windows(6).any(|x| x == b"lora_A") && !whole.windows(13).any(|x| x == b"tokens.weight"));
     }
-    // A base that has changed is not continued on.
+    // A run is not resumed on a base that has changed.
     folder.put("base.toml", recipe(TEXT, LLAMA, "").as_bytes());
     folder.qkv("train base.toml --out base2 --quiet --seed 9").well();
     std::fs::copy(folder.path().join("base2/model.safetensors"), folder.path().join("base/model.safetensors")).unwrap();
@@ -85,7 +85,7 @@ fn over_a_base_in_16_bits_adapters_are_those_over_its_widened_numbers() {
         ["f32", "bf16"].map(|precision| folder.bytes(&format!("{base}-{precision}/adapter_model.safetensors")))
     });
     assert!(runs[0] == runs[1], "in 16 bits and widened");
-    // Embeddings and norms are not rounded by `bits`, so other adapters come of it, which learn as much.
+    // `bits` does not round embeddings and norms, so the adapters differ, but learn as much.
     assert!(runs[2] != runs[0]);
     let [rounded, whole] = ["base-f32", "base32-f32"].map(|run| perplexity(&folder, &format!("--model {run}")));
     assert!((rounded / whole - 1.0).abs() < 0.02, "{rounded} {whole}");
@@ -114,7 +114,7 @@ fn what_is_frozen_or_slow_is_said_in_the_recipe() {
     refused("[lora]\nrank = 64\n", &["`lora.rank` is 64"]);
     refused("[lora]\nbits = 3\n", &["`lora.bits` is 3, expected 4, 8 or 16"]);
     refused("last_layers = 1\n[lora]\n", &["cannot be set beside `[lora]`"]);
-    // Layers that are computed again give the same weights, to the bit.
+    // Recomputed layers give bit-identical weights.
     for (name, recompute) in [("once", false), ("twice", true)] {
         let more = format!("recompute = {recompute}\n");
         let text = recipe(OTHER, "from = 'base'\ndropout = 0.1\nattention_dropout = 0.1", &more);
@@ -137,7 +137,7 @@ fn an_encoder_is_adapted_with_a_new_head() {
     folder.put("films", films.as_bytes());
     let encoder =
         "kind = 'encoder'\nd_model = 32\nffn_dim = 64\nheads = 2\nlayers = 2\nmax_positions = 40\ndropout = 0.0";
-    // Pretrained on its own text by masking, then adapted.
+    // Pretrained with masked language modeling.
     folder.put("mlm.toml", recipe(TEXT, encoder, "objective = 'mlm'\n").as_bytes());
     let log = folder.qkv("train mlm.toml --out mlm --log-format json --threads 2");
     let losses: Vec<f64> =
@@ -176,7 +176,7 @@ fn conversations() -> String {
 #[test]
 fn a_chat_tune_changes_the_answers_as_intended() {
     let folder = Folder::new();
-    // The words, and nothing of what is to be learned.
+    // The words, without anything that is to be learned.
     let words = "the user has which code of alpha beta gamma delta\nassistant it is one two three four\n";
     let text = words.repeat(60);
     folder.put("text.txt", text.as_bytes());

@@ -64,7 +64,8 @@ fn huge() -> Vec<u8> {
     bytes
 }
 
-/// A command that ends with an image refuses files that are none, each by its name and with a reason in one line.
+/// A command whose last argument is an image refuses files that are not images, each by name and with a one-line
+/// reason.
 pub fn refuses_what_is_no_image(folder: &Folder, command: &str) {
     let jpeg = include_bytes!("../../../../qkv-models/tests/images/colour.jpg");
     folder.put("empty.png", b"");
@@ -135,7 +136,7 @@ fn boxes_are_found_and_drawn() {
     refuses_what_is_no_image(&folder, "detect --model run");
     folder.comes_back("run");
 
-    // Stopped anywhere, it ends the same.
+    // A resumed run ends the same.
     folder.qkv("train tiny.toml --out parts --quiet --threads 2 --set train.steps=2").quietly();
     folder.qkv("train --resume parts --quiet --threads 1 --set train.steps=4").quietly();
     let weights = "checkpoints/00000004/weights.safetensors";

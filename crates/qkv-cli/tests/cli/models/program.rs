@@ -34,7 +34,7 @@ save = 10
 log = 10
 ";
 
-/// A folder that is gone after the test.
+/// A temporary folder, removed after the test.
 pub struct Folder(tempfile::TempDir);
 
 /// What a command did.
@@ -46,13 +46,13 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Asserts that it went well; what it wrote to stdout.
+    /// Asserts success. Returns what it wrote to stdout.
     pub fn well(self) -> String {
         assert_eq!(self.code, Some(0), "{}{}", self.out, self.err);
         self.out
     }
 
-    /// The same of a command that has nothing to say on stderr.
+    /// The same, and asserts that stderr is empty.
     pub fn quietly(self) -> String {
         assert_eq!(self.err, "");
         self.well()
@@ -93,18 +93,18 @@ impl Folder {
         self.0.path()
     }
 
-    /// Types `qkv` and these words, cut at spaces.
+    /// Runs `qkv` with these words, split at spaces.
     pub fn qkv(&self, words: &str) -> Ran {
         self.qkv_on(words, "")
     }
 
-    /// The same with this on stdin.
+    /// The same, with this on stdin.
     pub fn qkv_on(&self, words: &str, stdin: impl AsRef<[u8]>) -> Ran {
         let words: Vec<&str> = words.split_whitespace().collect();
         self.typed(&words, stdin)
     }
 
-    /// The same with words that hold spaces.
+    /// The same, with words that contain spaces.
     pub fn typed(&self, words: &[&str], stdin: impl AsRef<[u8]>) -> Ran {
         let mut child = self.command(words).spawn().unwrap();
         let (mut pipe, bytes) = (child.stdin.take().unwrap(), stdin.as_ref().to_vec());
@@ -123,7 +123,7 @@ impl Folder {
         command
     }
 
-    /// Started, and left to itself.
+    /// Starts it in the background.
     pub fn start(&self, words: &str) -> Child {
         let words: Vec<&str> = words.split_whitespace().collect();
         let mut command = self.command(&words);
@@ -136,7 +136,7 @@ impl Folder {
         fs::write(path, bytes).unwrap();
     }
 
-    /// Reads a model and writes it again: all bytes of its weights are the same.
+    /// Asserts that reading and rewriting a model keeps all bytes of its weights.
     pub fn comes_back(&self, model: &str) {
         self.qkv(&format!("convert {model} --out again")).well();
         let weights = |folder: &str| self.bytes(&format!("{folder}/model.safetensors"));
@@ -156,7 +156,7 @@ impl Folder {
     }
 }
 
-/// A model that was trained once for all tests; its folder, as an argument.
+/// A model trained once for all tests. Returns its folder as an argument.
 pub fn model() -> &'static str {
     static MODEL: LazyLock<String> = LazyLock::new(|| {
         let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tiny");

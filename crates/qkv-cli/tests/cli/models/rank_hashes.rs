@@ -1,6 +1,6 @@
 //! Three recipes of this repository, shortened, on several numbers of ranks over MPI: the model and the optimizer's
-//! state have the bytes of one process, also where a rank was killed and another number went on. A few steps on few
-//! numbers of ranks here; `cargo xtask hashes` takes 50 steps on 1, 2, 3, 4 and 8.
+//! state have the same bytes as with one process, even if a rank is killed and the run is resumed on a different number
+//! of ranks. A few steps on few numbers of ranks here; `cargo xtask hashes` takes 50 steps on 1, 2, 3, 4 and 8.
 
 use super::program::Folder;
 use super::ranks::{ends, has_mpi, ranks_of, signal};
@@ -8,14 +8,14 @@ use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The number of steps, which asks for every number of ranks.
+/// The number of steps; if set, every number of ranks is tested.
 const STEPS: &str = "QKV_RANK_HASHES";
 
-/// What differs from the recipes: a micro-batch a step for each of the most ranks, small ones, and when the run looks
-/// at itself. Models, tokenizers, optimizers and precision are the recipes' own.
+/// What differs from the recipes: one micro-batch per step for each of the most ranks, small micro-batches, and when
+/// the run validates. Models, tokenizers, optimizers and precision are the recipes' own.
 const SHORTER: &str = "--set train.tokens=256 --set train.validate_sentences=5";
 
-/// The recipes, with the data that stands for what they ask for: of the movie reviews, some that are made up here.
+/// The recipes, with smaller data in place of theirs; some made-up reviews replace the movie reviews.
 const RECIPES: [(&str, &str); 3] = [
     ("dates", "--set data.pairs=2000 --set data.dev_pairs=5"),
     ("titles", "--set data.pairs=500 --set data.dev_pairs=5"),
@@ -102,7 +102,7 @@ fn three_recipes_have_the_same_hash_on_any_number_of_ranks() {
     }
     let asked: Option<u64> = std::env::var(STEPS).ok().and_then(|steps| steps.parse().ok());
     let numbers: &[usize] = if asked.is_some() { &[2, 3, 4, 8] } else { &[3] };
-    // A run that was killed ends on four.
+    // A run that was killed ends on four ranks.
     let most_ranks = numbers.iter().copied().max().unwrap_or(1).max(4);
     let kills: &[usize] = if asked.is_some() { &[3, 8, 2] } else { &[2] };
     for (name, options) in RECIPES {

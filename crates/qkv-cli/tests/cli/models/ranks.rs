@@ -1,4 +1,4 @@
-//! Several ranks as processes over MPI: whole commands. Where there is no MPI, the tests say so and pass.
+//! Several ranks as processes over MPI: whole commands. Without MPI, the tests say so and pass.
 
 use super::program::{Folder, RECIPE};
 use std::fs;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// How many times a rank is killed; `cargo xtask kills` asks for more.
 const KILLS: &str = "QKV_RANK_KILLS";
 
-/// Whether there is an `mpiexec`; a line that says so, otherwise.
+/// Whether there is an `mpiexec`; prints a line if not.
 pub fn has_mpi() -> bool {
     let found = qkv_ranks::launch::mpiexec().is_some();
     if !found {
@@ -18,7 +18,7 @@ pub fn has_mpi() -> bool {
     found
 }
 
-/// A folder with a recipe of four micro-batches a step.
+/// A folder with a recipe of four micro-batches per step.
 fn folder(steps: u64) -> Folder {
     let folder = Folder::new();
     let recipe = RECIPE.replace("steps = 40", &format!("steps = {steps}\naccumulate = 4"));
@@ -117,7 +117,7 @@ fn without_mpi_the_error_says_how_to_get_it() {
     assert!(err.contains("no `mpiexec` on the path") && err.contains("hint: `pip install mpich`"), "{err}");
 }
 
-/// The processes of a run's ranks: those whose command line names its folder.
+/// The processes of a run's ranks, found by the run's folder in their command lines.
 pub fn ranks_of(run: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -146,14 +146,15 @@ pub fn ends(job: &mut Child, within: Duration) -> bool {
     false
 }
 
-/// Kills or stops random ranks at random moments, each time of another number of ranks, until the run is at its end.
+/// Kills or stops random ranks at random moments, with a different number of ranks each time, until the run is
+/// finished.
 #[test]
 fn ranks_that_are_killed_or_stopped_end_all_and_nothing_is_lost() {
     if !has_mpi() || !Path::new("/proc/self/cmdline").exists() {
         return;
     }
     let kills: u64 = std::env::var(KILLS).ok().and_then(|kills| kills.parse().ok()).unwrap_or(4);
-    // One half with what a run may divide.
+    // The second half with everything sharded that a run can shard.
     kill_ranks(kills.div_ceil(2), "");
     kill_ranks(kills.div_ceil(2), "--set parallel.optimizer=sharded --sharded");
 }

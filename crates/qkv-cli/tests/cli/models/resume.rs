@@ -1,4 +1,4 @@
-//! Runs that stop: interrupted, killed, and gone on with, to the same weights, bit for bit.
+//! Runs that stop: interrupted or killed, and resumed to bit-identical weights.
 
 use crate::models::program::Folder;
 use std::process::{Child, Command, ExitStatus};
@@ -24,7 +24,7 @@ fn wait(mut child: Child) -> ExitStatus {
     }
 }
 
-/// Waits until a file is there.
+/// Waits until a file exists.
 fn until(folder: &Folder, name: &str) {
     let start = Instant::now();
     while !folder.has(name) {
@@ -40,7 +40,7 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_weights() {
     folder.qkv(&format!("train tiny.toml --out whole --quiet {LONGER}")).quietly();
     let whole = start.elapsed();
     let mut kills = 0;
-    // The same command begins the run and goes on with it.
+    // The same command starts the run and resumes it.
     for part in [0.05, 0.3, 0.17, 0.4, 0.1, 0.25, 0.35] {
         let mut child = folder.start(&format!("train tiny.toml --out parts --resume --quiet {LONGER}"));
         sleep(whole.mul_f64(part));
@@ -59,7 +59,7 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_weights() {
     ] {
         assert!(folder.bytes(&format!("whole/{file}")) == folder.bytes(&format!("parts/{file}")), "{file} differs");
     }
-    // Every measurement is there once, with the numbers of the whole run.
+    // Every measurement appears once, with the numbers of the uninterrupted run.
     let losses = |run: &str| -> Vec<(u64, Option<f64>)> {
         let lines = crate::models::program::json(&folder.text(&format!("{run}/metrics.jsonl")));
         lines.iter().map(|line| (line["step"].as_u64().unwrap(), line["bleu"].as_f64())).collect()
@@ -83,7 +83,7 @@ fn an_interrupted_run_saves_says_how_to_go_on_and_exits_130() {
             "{err}"
         );
     }
-    // A change on the way is kept; the weights at step 150 do not depend on where it stopped.
+    // A setting changed on resuming is kept; the weights at step 150 do not depend on where the run stopped.
     let ran = folder.qkv("train --resume int --set train.steps=150 --threads 2");
     assert!(ran.err.contains(", from step "), "{}", ran.err);
     ran.well();

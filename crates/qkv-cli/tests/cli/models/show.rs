@@ -88,7 +88,7 @@ fn every_file_says_what_its_name_asks_for() {
     for end in ["svg", "npy", "safetensors", "json", "csv", "pharaoh", "txt"] {
         assert_eq!(show(&folder, &format!("--out a.{end} abc")).quietly(), "");
     }
-    // What a font lacks is a hint and no failure.
+    // A character that no font has gives a hint, not a failure.
     assert_eq!(show(&folder, "--out a.png abc").well(), "");
     assert!(folder.text("a.svg").starts_with("<svg ") && folder.text("a.svg").contains(">cross.0 · mean of 2 heads"));
     assert_eq!(folder.bytes("a.png")[..8], *b"\x89PNG\r\n\x1a\n");

@@ -48,7 +48,7 @@ fn a_text_is_spoken_with_its_alignment() {
     folder.comes_back("run");
     assert!(folder.qkv("show --model run abcdef").quietly().contains("cross"));
 
-    // Stopped anywhere, it ends the same.
+    // A resumed run ends the same.
     folder.qkv("train tiny.toml --out parts --quiet --threads 2 --set train.steps=2").quietly();
     folder.qkv("train --resume parts --quiet --threads 1 --set train.steps=4").quietly();
     let weights = "checkpoints/00000004/weights.safetensors";

@@ -135,7 +135,7 @@ fn misuse_is_told_as_misuse() {
     folder.qkv("train tiny.toml --resume --seed 3").misused(&["`--seed` cannot be used with `--resume`"]);
 }
 
-/// A recipe for pairs whose English has merges to leave out.
+/// A recipe for pairs whose English has merges that can be left out.
 const PAIRS: &str = "\
 name = 'pairs'
 [data]

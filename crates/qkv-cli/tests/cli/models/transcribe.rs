@@ -1,4 +1,4 @@
-//! `qkv transcribe` with a model that knows nothing: formats, pipes, and recordings that are none.
+//! `qkv transcribe` with an untrained model: formats, pipes, and files that are not recordings.
 
 use crate::models::program::Folder;
 use qkv_models::audio::wav;

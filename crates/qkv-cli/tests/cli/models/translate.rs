@@ -1,4 +1,4 @@
-//! `qkv translate`: one line for one line, from wherever lines come and in whatever form they are told.
+//! `qkv translate`: one output line per input line, from any source and in any format.
 
 use crate::models::program::{Folder, json, model};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,4 +1,4 @@
-//! `--features`: linear attention, by an engine of its own, with the masks that go with it.
+//! `--features`: linear attention, on its own engine, with the masks that it supports.
 
 use crate::run::program::{Folder, Input, noise, qkv};
 use qkv::reference::Reference;
@@ -11,7 +11,7 @@ const MAPS: [(&str, Features); 3] = [
     ("--features favor:24 --seed 5", Features::Favor { count: 24, seed: 5 }),
 ];
 
-/// What is typed is what is described: output, weights and gradients, by either engine.
+/// Checks that typed options match a description: output, weights and gradients, on either engine.
 fn holds(file: Input, inputs: Inputs<'_, f32>, typed: &str, described: Attention) {
     let d_out: Tensor<f32, 4> = noise([2, 4, 7, 8], 4);
     let d_lse: Tensor<f32, 3> = noise([2, 4, 7], 5);
@@ -176,7 +176,7 @@ fn more_features_than_any_memory_are_refused_without_a_file_too() {
         folder.fails(&typed, &["GiB of memory"]);
         folder.fails(&format!("--features favor:65537 --engine {engine}"), &["`favor` is 65537, expected 1 to 65536"]);
     }
-    // Neither rows nor values take a byte; a state of features and values would take terabytes.
+    // There are no rows, so the tensors take no bytes; a state of features × values would take terabytes.
     let wide = [1, 1, 0, 1 << 21];
     let claim = |file: Input, name: &str| file.raw(name, Dtype::F32, &wide, Vec::new());
     let file = claim(claim(claim(Input::new(), "q"), "k"), "v");

@@ -1,4 +1,4 @@
-//! Files that are not what they should be: each gets one sentence that names the file and the tensor, and exit code 1.
+//! Invalid files: each is refused with one sentence that names the file and the tensor, and exit code 1.
 
 use crate::run::program::{Folder, Input, noise, qkv};
 use safetensors::Dtype;
@@ -8,7 +8,7 @@ fn good() -> Input {
     Input::of(&q, &k, &v)
 }
 
-/// A file with this header and so many bytes after it.
+/// A file with this header, followed by the given number of bytes.
 fn with_header(header: &str, data: usize) -> Folder {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());

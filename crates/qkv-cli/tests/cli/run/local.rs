@@ -1,10 +1,10 @@
-//! `--local predictive:D`: a window and a Gaussian around a centre that comes with the file, and has a gradient.
+//! `--local predictive:D`: a window and a Gaussian around a center that is read from the file, and gets a gradient.
 
 use crate::run::program::{Folder, Input, noise, qkv};
 use qkv::reference::Reference;
 use qkv::{Attention, Inputs, Mask, Tensor, Upstream};
 
-/// Centres among nine keys, and a few beside them.
+/// Centers among nine keys, and a few outside.
 fn center() -> Tensor<f32, 3> {
     Tensor::from_fn([2, 4, 7], |[b, h, i]| (b + 2 * h + i) as f32 * 0.83 - 1.3)
 }

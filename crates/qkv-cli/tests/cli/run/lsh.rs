@@ -4,7 +4,7 @@ use crate::run::program::{Folder, Input, noise, qkv};
 use qkv::reference::Reference;
 use qkv::{Attention, Inputs, Lsh, Mask, Tensor, Upstream};
 
-/// What is typed is what the library makes of its own buckets, with everything else that is described.
+/// Checks that typed options match what the library computes from its own buckets, with the rest of the description.
 fn holds(typed: &str, lsh: Lsh, described: Attention) {
     let [q, k, v] = qkv::<f32>();
     let d_out: Tensor<f32, 4> = noise([2, 4, 7, 8], 4);

@@ -1,10 +1,10 @@
-//! Every choice that is typed does what the library's description of the same name does.
+//! Every typed option does what the library's description of the same name does.
 
 use crate::run::program::{Input, noise, qkv};
 use qkv::reference::Reference;
 use qkv::{Attention, Bias, BigBird, Inputs, Mask, Place, Score};
 
-/// What is typed is what is described: output and log-sum-exp against the definition in f64.
+/// Checks that typed options match a description: output and log-sum-exp against the definition in f64.
 fn holds(typed: &str, described: Attention) {
     let [q, k, v] = qkv::<f32>();
     let mut words = typed.split(' ').skip_while(|word| *word != "--seed").skip(1);

@@ -1,4 +1,4 @@
-//! Types: what a file holds, what is computed in, what is written.
+//! Element types: in the file, of the computation, and of the results.
 
 use crate::run::program::{Input, Stored, noise, qkv};
 use half::{bf16, f16};

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Stdio};
 
-/// A folder that is gone after the test.
+/// A temporary folder, removed after the test.
 pub struct Folder(tempfile::TempDir);
 
 /// What a command did.
@@ -19,7 +19,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Asserts that it went well, and without a word on stderr.
+    /// Asserts success, with nothing on stderr.
     pub fn well(self) -> String {
         assert_eq!((self.code, &self.err[..]), (Some(0), ""), "{}", self.out);
         self.out
@@ -49,7 +49,7 @@ impl Folder {
         Folder(tempfile::tempdir().unwrap())
     }
 
-    /// Types `qkv` and these words.
+    /// Runs `qkv` with these words.
     pub fn qkv(&self, words: &str) -> Ran {
         let ran = self.command(words).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -63,7 +63,8 @@ impl Folder {
         command
     }
 
-    /// `qkv run` from `in.safetensors` to `out.safetensors` with these choices, which must go well; what it wrote.
+    /// `qkv run` from `in.safetensors` to `out.safetensors` with these options, which must succeed. Returns what it
+    /// wrote.
     pub fn run(&self, choices: &str) -> Written {
         self.qkv(&format!("run --input in.safetensors --output out.safetensors {choices}")).well();
         self.read("out.safetensors")
@@ -119,7 +120,7 @@ impl Found {
         Found { dtype: view.dtype(), shape: view.shape().to_vec(), data }
     }
 
-    /// Asserts that it is what the definition says, to a tolerance of the largest number.
+    /// Asserts that it matches the definition, to a tolerance relative to the largest number.
     pub fn is<T: Element>(&self, shape: &[usize], expected: &[T], tolerance: f64) {
         assert_eq!(self.shape, shape);
         assert_eq!(self.data.len(), expected.len());
@@ -150,7 +151,7 @@ impl std::ops::Index<&str> for Written {
     }
 }
 
-/// A file to be given to the program.
+/// An input file for the program.
 #[derive(Clone, Default)]
 pub struct Input(Vec<(String, Dtype, Vec<usize>, Vec<u8>)>);
 
@@ -213,7 +214,7 @@ impl Input {
         safetensors::serialize(views, None).unwrap()
     }
 
-    /// As `in.safetensors` of a new folder.
+    /// Writes it as `in.safetensors` in a new folder.
     pub fn folder(&self) -> Folder {
         let folder = Folder::new();
         folder.put("in.safetensors", &self.bytes());
@@ -221,7 +222,7 @@ impl Input {
     }
 }
 
-/// Normal noise of a shape; the same seed gives the same.
+/// Normal noise of a shape; the same seed gives the same noise.
 pub fn noise<T: Element, const R: usize>(shape: [usize; R], seed: u64) -> Tensor<T, R> {
     Tensor::randn(shape, seed)
 }

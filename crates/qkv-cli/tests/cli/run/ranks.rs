@@ -1,4 +1,4 @@
-//! `qkv run --ranks`: what several processes write has the bytes of one.
+//! `qkv run --ranks`: several processes write the same bytes as one.
 
 use crate::models::ranks::has_mpi;
 use crate::run::program::{Input, noise};
@@ -69,7 +69,7 @@ fn a_benchmark_counts_the_bytes_of_the_formula() {
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
         .map(|line| (line["way"].as_str().unwrap().to_owned(), line["sent_bytes"].as_u64().unwrap()))
         .collect();
-    // Rows of all heads of one tensor that a rank has, and their log-sum-exp.
+    // Bytes of one rank's rows of a tensor, all heads, and of their log-sum-exp.
     let (rows, lse) = (256 * 4 * 16 * 4, 256 * 4 * 4);
     let expected = [
         // Half of q, k, v, out and its log-sum-exp; then of these and the upstream gradient, and of d_q, d_k and d_v.

@@ -1,4 +1,4 @@
-//! What the program says: JSON for programs, lines for people, an example for newcomers, help and a page from one
+//! What the program prints: JSON for programs, lines for people, an example for newcomers; help and a page from one
 //! table.
 
 use crate::run::program::{Folder, Input, noise, qkv};

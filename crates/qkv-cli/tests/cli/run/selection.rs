@@ -1,4 +1,4 @@
-//! `--select` and what comes with it: the keys chosen, how likely that was, and the gradients that go through a choice.
+//! `--select` and what comes with it: the chosen keys, their probability, and the gradients through a choice.
 
 use crate::run::program::{Folder, Input, Written, noise, qkv};
 use qkv::reference::{Forward, Reference};
@@ -21,7 +21,7 @@ fn definition(attention: &Attention, seed: u64) -> Forward<f64> {
     Reference::<f64>::exact().forward(attention, Inputs::new(&q, &k, &v).seed(seed)).unwrap()
 }
 
-/// What is typed is what is described: everything that is written, by either engine.
+/// Checks that typed options match a description: everything that is written, on either engine.
 fn holds(typed: &str, described: Attention) {
     let truth = definition(&described, seed_of(typed));
     for engine in ["exact", "reference"] {
@@ -98,7 +98,7 @@ fn more_keys_than_there_are_is_all_of_them() {
     assert_eq!(all["chosen"].shape, [2, 4, 7, 9]);
 }
 
-/// The gradients of both engines, with these upstream gradients, against the definition's.
+/// Checks the gradients of both engines, with these upstream gradients, against the definition's.
 fn gradients_hold(typed: &str, described: Attention, names: &[&str]) -> Written {
     let [q, k, v] = qkv::<f32>();
     let [d_lse, d_log_prob] = [5, 6].map(|seed| noise::<f32, 3>([2, 4, 7], seed));

@@ -1,4 +1,4 @@
-//! Shapes at the edge: nothing to do is done, and what cannot be done is refused before memory is asked for.
+//! Extreme shapes: empty work succeeds, and impossible work is refused before memory is allocated.
 
 use crate::run::program::{Input, noise};
 use safetensors::Dtype;
@@ -42,7 +42,7 @@ fn a_query_that_sees_nothing_gets_zero() {
     assert_eq!(written["out"].data, [0.0; 6]);
 }
 
-/// Three empty tensors of these shapes: a few bytes that claim anything.
+/// Three empty tensors of these shapes: a few bytes that may claim anything.
 fn claim(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Input {
     let empty = |file: Input, name, shape: [usize; 4]| file.raw(name, Dtype::F32, &shape, Vec::new());
     empty(empty(empty(Input::new(), "q", q), "k", k), "v", v)
@@ -65,7 +65,7 @@ fn a_few_bytes_that_claim_more_than_any_memory_are_refused() {
 
 #[test]
 fn a_projection_to_a_width_that_nobody_stored_is_refused() {
-    // q has no width and k no rows, so neither takes a byte; the projected queries would take terabytes.
+    // q has no width and k has no rows, so neither takes a byte; the projected queries would take terabytes.
     let file = claim([1, 1, 1 << 20, 0], [1, 1, 0, 1 << 30], [1, 1, 0, 1]);
     let file = file.raw("w", Dtype::F32, &[0, 1 << 30], Vec::new());
     file.folder().fails("--score general", &["GiB of memory"]);

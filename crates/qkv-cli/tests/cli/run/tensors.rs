@@ -1,4 +1,4 @@
-//! Every tensor that is there is used, in any shape and type that it may have.
+//! Every tensor that is present is used, in any shape and type that is allowed.
 
 use crate::run::program::{Found, Input, Stored, noise, qkv};
 use qkv::reference::Reference;

@@ -1,4 +1,4 @@
-//! Misuse of the command line: exit code 2, and a message that names the choice.
+//! Wrong usage of the command line: exit code 2, and a message that names the option.
 
 use crate::run::program::{Folder, Input, qkv};
 

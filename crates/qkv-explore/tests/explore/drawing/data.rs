@@ -1,4 +1,4 @@
-//! Weights as data: what is written is read back, by rules of the format and not of the writer.
+//! Weights as data: files are read back by the rules of the format, not of the writer.
 
 use super::example::{hostile, large, small};
 use qkv_explore::Matrix;
@@ -47,7 +47,7 @@ fn json_reads_back() {
     assert_eq!(weights, small().weights);
 }
 
-/// Reads CSV as RFC 4180 has it: quotes around what holds commas, quotes and ends of lines.
+/// Reads CSV by RFC 4180: cells with commas, quotes or line ends are quoted.
 fn parsed(csv: &str) -> Vec<Vec<String>> {
     let (mut rows, mut row, mut cell, mut quoted) = (Vec::new(), Vec::new(), String::new(), false);
     let mut chars = csv.chars().peekable();

@@ -1,4 +1,4 @@
-//! Matrices to draw, and pictures that are kept beside the tests.
+//! Matrices to draw, and snapshots of pictures.
 
 use qkv_explore::Matrix;
 use std::path::Path;
@@ -35,7 +35,7 @@ pub fn large(rows: usize, columns: usize) -> Matrix {
     }
 }
 
-/// Labels that try to be something else.
+/// Labels that try to pass for markup or control sequences.
 pub fn hostile() -> Matrix {
     let labels = [
         "</text><script>alert(1)</script>",
@@ -53,7 +53,7 @@ pub fn hostile() -> Matrix {
     Matrix { columns: labels.clone(), weights: vec![row; labels.len()], rows: labels }
 }
 
-/// Compares with what is kept; `UPDATE_SNAPSHOTS=1` keeps what was drawn instead.
+/// Compares a drawing with its snapshot; `UPDATE_SNAPSHOTS=1` updates the snapshot instead.
 pub fn kept(name: &str, drawn: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/explore/drawing/golden").join(name);
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {

@@ -1,4 +1,4 @@
-//! Pictures and files of weights, from outside: what is drawn is what the weights say, whatever the labels hold.
+//! Pictures and files of weights, from outside: drawings match the weights, whatever the labels contain.
 
 mod data;
 mod example;

@@ -4,7 +4,7 @@ use super::example::{hostile, kept, large, small};
 use qkv_explore::draw::{Colours, Palette, Picture, Scale};
 use unicode_width::UnicodeWidthStr;
 
-/// A drawing without what changes colours.
+/// A drawing without its color sequences.
 fn plain(drawing: &str) -> String {
     let mut parts = drawing.split("\x1b[");
     let first = parts.next().unwrap_or_default().to_owned();
