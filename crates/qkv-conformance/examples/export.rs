@@ -1,5 +1,5 @@
-//! Writes cases of the suite, with what the exact engine returns for them, for other languages: `export FILE`. The
-//! engine is held to the definition by this suite; a border of another language is held to the engine, bit for bit.
+//! Writes cases of the suite, with the results of the exact engine, for other languages: `export FILE`. The engine is
+//! held to the definition by this suite; a binding for another language is held to the engine, bit for bit.
 //!
 //! The file is a line of JSON for each case, `{"name", "attention", "type", "tensors": {name: [type, shape]}}`,
 //! followed by the bytes of its tensors in this order, little-endian. Inputs have their own names, results `out.…` and
@@ -11,7 +11,7 @@ use qkv_conformance::grid;
 use qkv_conformance::sample::Sample;
 use std::io::{BufWriter, Write};
 
-/// Products of queries and keys beyond which a case stays out: they are for the engine, not for a border.
+/// Cases with more pairs of queries and keys than this are left out: they test the engine, not a binding.
 const LARGEST: usize = 40_000;
 
 struct Entry {

@@ -1,9 +1,9 @@
 //! How far a result may be from the definition: one standard deviation for each of its elements.
 //!
-//! Every rounding that an engine is entitled to moves a result by at most `u · |what is rounded| · |derivative|`. These
-//! largest effects are added in squares, per element, from the values of the `f64` definition. The root is the *spread*
-//! of the element: what the roundings do together when their signs are independent. It follows the row's own scores,
-//! weights and values and the length of its sums, and knows nothing about any engine's measured error.
+//! Every rounding that an engine is entitled to moves a result by at most `u · |what is rounded| · |derivative|`. The
+//! squares of these largest effects are summed per element, with the values of the `f64` definition. The root of that
+//! sum is the *spread* of the element: the joint effect of the roundings if their signs are independent. It depends on
+//! the row's own scores, weights and values and on the length of its sums, not on any engine's measured error.
 //!
 //! The roundings, with `u` half an ε of the tensor's type and `a` half an ε of the type of sums:
 //!
@@ -18,7 +18,7 @@
 //! | every result | `u`, relative; log-sum-exp, entropy and weights `a` |
 //!
 //! Scores and gradients of weights are never rounded to the tensor's type. An engine that sums gradients of queries in
-//! fixed point makes one rounding more, for which it has [`add_fixed_point`].
+//! fixed point makes one more rounding, which [`add_fixed_point`] adds.
 
 #![allow(clippy::needless_range_loop)] // Indices follow the formulas of the derivation.
 
@@ -51,13 +51,13 @@ pub struct Roundoff {
 impl Roundoff {
     /// Those of `T`.
     pub fn of<T: Element>() -> Roundoff {
-        // The definition in f64 has roundings of its own, as many as an engine.
+        // The definition in f64 makes as many roundings as an engine.
         let twice = if T::NAME == "f64" { 2f64.sqrt() } else { 1.0 };
         let sum = <T::Acc as qkv_simd::Element>::EPSILON / 2.0 * twice;
         Roundoff {
             stored: T::EPSILON / 2.0,
             sum,
-            // bf16 engines may take an exponential of 18 bits: its error vanishes beside that of a rounded weight.
+            // bf16 engines may use an exponential of 18 bits: its error is negligible beside that of a rounded weight.
             exp: if T::NAME == "bf16" { 2f64.powi(-18) } else { 4.0 * sum },
             subnormal: match T::NAME {
                 "f16" => 2f64.powi(-25),
@@ -90,7 +90,7 @@ pub fn spreads(
     }
     let Sizes { b, hq, hk, n, m, .. } = case.sizes;
     let mut spreads = all.finish();
-    // What the sums over queries, keys or all pairs add to, and the rounding of the result.
+    // The roundings of the sums over queries, keys or all pairs, and that of the result.
     for (name, gradient) in gradients {
         let length = match *name {
             "d_q" | "d_center" => m,
@@ -127,7 +127,7 @@ struct All {
 #[derive(Default)]
 struct Sums {
     variance: Vec<f64>,
-    /// For each element, Σⱼ p·derivative of the row at hand: what an error of the whole row does to it.
+    /// For each element, Σⱼ p·derivative of the current row: the effect that an error of the whole row has on it.
     row: Vec<f64>,
     touched: Vec<usize>,
 }
@@ -137,7 +137,7 @@ impl Sums {
         Sums { variance: vec![0.0; len], row: vec![0.0; len], touched: Vec::new() }
     }
 
-    /// `by` is the derivative, `norm` that of the terms it is the sum of.
+    /// `by` is the derivative, `norm` the norm of the terms that it is the sum of.
     fn add(&mut self, at: usize, pair: &PairError, by: f64, norm: f64) {
         self.variance[at] += pair.variance * by * by + (pair.relative * norm).powi(2);
         if self.row[at] == 0.0 {
@@ -158,13 +158,13 @@ impl Sums {
 struct PairError {
     /// Of the gradient itself.
     variance: f64,
-    /// What multiplies the terms of the derivative: their own roundings and those of the sum over pairs.
+    /// The factor of the terms of the derivative: their own roundings and those of the sum over pairs.
     relative: f64,
     /// The pair's share in an error of the whole row.
     share: f64,
 }
 
-/// The inputs that a raw score is made of.
+/// The inputs that a raw score is computed from.
 #[derive(Clone, Copy)]
 enum Parameter {
     Q,
@@ -248,14 +248,14 @@ struct Head<'a> {
     scale: f64,
 }
 
-/// A raw score, its spread, and the derivative of what comes after it.
+/// A raw score, its spread, and the derivative of the steps after it.
 struct Made {
     raw: f64,
     /// Spread of the final score.
     spread: f64,
     /// Derivative of the final score with respect to the raw one: scale and soft-cap.
     slope: f64,
-    /// The largest that terms of the derivative can be: where a soft-cap saturates, `1 − tanh²` cancels.
+    /// The largest possible magnitude of terms of the derivative: where a soft-cap saturates, `1 − tanh²` cancels.
     slope_terms: f64,
     /// Relative spread of the terms of the derivative.
     slope_spread: f64,
@@ -281,7 +281,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Adds the variances of this head to all.
+    /// Adds the variances of this head to `all`.
     fn add_to(&self, all: &mut All) {
         for i in 0..self.case.sizes.n {
             self.add_row(i, all);
@@ -298,7 +298,7 @@ impl<'a> Head<'a> {
         let output = &self.truth.output;
         let lse = output.threshold.as_ref().unwrap_or(&output.lse)[[b, h, i]];
         if lse == f64::NEG_INFINITY {
-            return; // it sees nothing, and every result is exactly 0 or −∞
+            return; // it sees no key, and every result is exactly 0 or −∞
         }
         let length = m as f64;
         let scores: Vec<f64> = (0..m).map(|j| self.truth.scores[[b, h, i, j]]).collect();
@@ -337,7 +337,7 @@ impl<'a> Head<'a> {
         }
         all.entropy[at] = entropy_variance;
 
-        // Weights, and what each is off by where it multiplies a value.
+        // Weights, and the error of each when it multiplies a value.
         let of_weight: Vec<f64> = (0..m)
             .map(|j| {
                 if scores[j] == f64::NEG_INFINITY {
@@ -354,7 +354,7 @@ impl<'a> Head<'a> {
             })
             .collect();
         // Weights far below the largest of the row are flushed to 0, and so are all below the smallest normal number:
-        // beside a sink that takes everything, those of a whole row.
+        // beside a sink that takes all the mass, those of a whole row.
         let largest = seen.iter().fold(0.0f64, |largest, &j| largest.max(p[j]));
         let modulated = seen.iter().filter(|&&j| p[j] > 0.0).fold(1.0f64, |most, &j| most.max(weights[j] / p[j]));
         let flushed = (largest * modulated * unit.flushed).max(unit.smallest);
@@ -368,7 +368,7 @@ impl<'a> Head<'a> {
             }
         }
 
-        // Output. A hard choice copies a value, and rounds nothing.
+        // Output. A hard choice copies a value without rounding.
         let hard = matches!(select, Select::Hard(_));
         let rounded: Vec<f64> = (0..m)
             .map(|j| match select {
@@ -445,7 +445,7 @@ impl<'a> Head<'a> {
         let delta: f64 = seen.iter().map(|&j| p[j] * d_weights[j]).sum();
         let mass: f64 = seen.iter().map(|&j| p[j]).sum();
         let row = delta - d_lse + d_log_prob + d_entropy * (entropy - mass);
-        // An error that all scores of the row share: the row term, made from the rounded output.
+        // An error that all scores of the row share: the row term, computed from the rounded output.
         let mut row_variance = entropy_variance * d_entropy.powi(2) + (a * row).powi(2);
         row_variance += (d_entropy * lse_spread).powi(2);
         if sparse {
@@ -456,7 +456,7 @@ impl<'a> Head<'a> {
             row_variance += (0..dv).map(|x| self.d_out[i][x].powi(2) * out_variance[x]).sum::<f64>();
             row_variance += a * a * (dv as f64) * (norm + delta * delta);
             if hard {
-                // The row term of a choice is made from probabilities, not from the output.
+                // The row term of a choice is computed from probabilities, not from the output.
                 row_variance += seen
                     .iter()
                     .map(|&j| {
@@ -485,7 +485,7 @@ impl<'a> Head<'a> {
             let mut variance = (p[j] * size * probability).powi(2) + (p[j] * d_weight_spreads[j]).powi(2);
             variance += (p[j] * d_entropy * made[j].spread.hypot(lse_spread)).powi(2);
             variance += (u * d_score).powi(2) + (flushed * size).powi(2);
-            // Linear attention never makes the difference: its two terms are summed apart.
+            // Linear attention never computes the difference: its two terms are summed separately.
             let magnitude =
                 if linear { p[j] * (d_weights[j].abs() + row.abs()) } else { d_score.abs() + a * p[j] * row.abs() };
             let error = |length: f64, own: f64| PairError {
@@ -500,7 +500,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Adds what the gradient of one score brings to those of all that the score is made of.
+    /// Adds what the gradient of one score contributes to the gradients of all inputs that the score is computed from.
     fn add_pair(&self, i: usize, j: usize, made: &Made, error: &impl Fn(f64, f64) -> PairError, all: &mut All) {
         let Sizes { b, hq, n, m, .. } = self.case.sizes;
         let group = hq / self.case.sizes.hk.max(1);
@@ -561,7 +561,7 @@ impl<'a> Head<'a> {
         let steps =
             2.0 * a * (scaled * slope).hypot(capped).hypot(added).hypot(if score.is_finite() { score } else { 0.0 });
         let spread = (raw_spread * self.scale * slope).hypot(steps);
-        // A derivative through tanh has its error, taken to be 4 units in the last place.
+        // A derivative through tanh has the error of tanh, taken to be 4 units in the last place.
         let capped_spread = self.case.attention.softcap.map(|cap| (2.0 * raw_spread * self.scale / cap).hypot(8.0 * a));
         let additive = matches!(self.score, RawScore::Additive { .. }).then_some(8.0 * a);
         let slope_spread = spread.hypot(capped_spread.unwrap_or(0.0)).hypot(additive.unwrap_or(0.0));

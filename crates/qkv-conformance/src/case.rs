@@ -1,4 +1,4 @@
-//! One case: a description, sizes, and all the data that the description asks for.
+//! One case: a description, sizes, and all the data that the description needs.
 
 use qkv::{Attention, Bias, Element, Inputs, Lsh, Mask, Place, Score, Select, Tensor, Upstream};
 
@@ -17,7 +17,7 @@ pub struct Sizes {
     pub m: usize,
     /// The width of queries.
     pub d: usize,
-    /// The width of keys; as `d` but for general and additive scores.
+    /// The width of keys; equal to `d` except for general and additive scores.
     pub dk: usize,
     /// The width of values.
     pub dv: usize,
@@ -40,11 +40,11 @@ impl Sizes {
     }
 }
 
-/// Which shape a bias tensor or a mask of bits has: `true` where an axis of `[B, Hq, N, M]` is as it is, `false` where
-/// it is 1.
+/// The shape of a bias tensor or a mask of bits: `true` for an axis of `[B, Hq, N, M]` of full length, `false` for one
+/// of length 1.
 pub type Axes = [bool; 4];
 
-/// What a case asks for beyond its score.
+/// The options of a case besides its score.
 #[derive(Clone, Debug, Default)]
 pub struct Extras {
     /// Multiplies q, to make scores large.
@@ -67,9 +67,9 @@ pub struct Extras {
     pub positions: bool,
     /// Upstream gradients for the log-sum-exp and the entropy.
     pub all_upstream: bool,
-    /// Keys of the additive score come projected.
+    /// Keys of the additive score are already projected.
     pub projected: bool,
-    /// One matrix a head rather than one for all.
+    /// One matrix per head rather than one for all.
     pub matrix_per_head: bool,
     /// Hash buckets.
     pub lsh: Option<Lsh>,
@@ -78,18 +78,18 @@ pub struct Extras {
 /// A description with its data, in `f64`; an element type rounds it.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What a failure is called.
+    /// The name that a failure is reported with.
     pub name: String,
     /// The description.
     pub attention: Attention,
     /// The sizes.
     pub sizes: Sizes,
-    /// What else there is.
+    /// The options besides the score.
     pub extras: Extras,
 }
 
 impl Case {
-    /// A case of these parts. What the extras ask for is added to the description.
+    /// A case of these parts. The settings that the extras imply are added to the description.
     pub fn new(name: impl Into<String>, attention: Attention, sizes: Sizes, extras: Extras) -> Case {
         let mut attention = attention;
         if extras.bias.is_some() {
@@ -119,7 +119,7 @@ impl Case {
         if let Some(lsh) = extras.lsh {
             attention = attention.mask(Mask::lsh(lsh));
         }
-        // Linear attention makes no weight, so it has no entropy to give.
+        // Linear attention computes no weights, so it has no entropy.
         let linear = matches!(attention.score, Score::Linear(_));
         if matches!(attention.select, Select::Soft | Select::Hard(_)) && !linear {
             attention = attention.with_entropy();
@@ -127,7 +127,8 @@ impl Case {
         Case { name: name.into(), attention, sizes, extras }
     }
 
-    /// Whether a bias is added to whole rows of scores alike: softmax does not feel it, and its gradient is exactly 0.
+    /// Whether a bias shifts whole rows of scores by a constant: softmax is invariant to that, and its gradient is
+    /// exactly 0.
     pub fn shifts_whole_rows(&self) -> bool {
         self.extras.bias.is_some_and(|axes| !axes[3]) || self.extras.table.is_some_and(|(reach, _)| reach == 0)
     }
@@ -148,7 +149,7 @@ impl Case {
         let score = self.attention.score;
         let a = if extras.projected { dk } else { 5 };
         let of_head = |heads: usize| if extras.matrix_per_head { heads } else { 1 };
-        // Matrices keep the size of what they multiply, as every initialisation does.
+        // Matrices preserve the magnitude of what they multiply, as every initialization does.
         let matrix = |shape: [usize; 4], width: usize, seed| {
             noise(shape, seed).map(|x| T::of_f64(x.to_f64() / (width.max(1) as f64).sqrt()))
         };
@@ -301,7 +302,7 @@ impl<T: Element> Data<T> {
         inputs
     }
 
-    /// As what comes back from above.
+    /// As the upstream gradients of a call.
     pub fn upstream(&self) -> Upstream<'_, T> {
         let mut upstream = Upstream::new(&self.d_out);
         if let Some(d_lse) = &self.d_lse {

@@ -31,7 +31,7 @@ pub struct Distance {
     pub largest: f64,
     /// Root mean square over all elements.
     pub rms: f64,
-    /// What the root mean square may be.
+    /// The limit of the root mean square.
     pub rms_limit: f64,
     /// The element that is furthest off: index, value, and value of the definition.
     pub worst: (usize, f64, f64),
@@ -79,7 +79,7 @@ pub fn distances<T: Element>(engine: &impl Engine, case: &Case) -> qkv::Result<V
     compared(case, &data.wide(), Roundoff::of::<T>(), engine.sums_in_fixed_point::<T>(), round, &got)
 }
 
-/// What the definition makes of a case with this data, forward and backward, in `f64`.
+/// The results of the definition for a case with this data, forward and backward, in `f64`.
 ///
 /// # Errors
 /// Those of the definition.
@@ -90,8 +90,8 @@ pub fn definition(case: &Case, data: &Data<f64>) -> qkv::Result<(Forward<f64>, G
     Ok((forward, grad))
 }
 
-/// Compares results with the definition. Nothing here depends on the engine or on the type of its tensors, so that the
-/// binaries of tests share one instance.
+/// Compares results with the definition. Nothing here depends on the engine or on the type of its tensors, so test
+/// binaries share one instance.
 fn compared(
     case: &Case,
     data: &Data<f64>,
@@ -123,7 +123,7 @@ fn compared(
     Ok(compared.collect())
 }
 
-/// The number of rows with errors of their own.
+/// The number of rows with independent errors.
 fn rows(case: &Case, name: &str, len: usize) -> usize {
     let sizes = case.sizes;
     match name {
@@ -133,7 +133,7 @@ fn rows(case: &Case, name: &str, len: usize) -> usize {
     }
 }
 
-/// `round` takes a number to the type of the engine's tensors and back.
+/// `round` converts a number to the type of the engine's tensors and back.
 fn distance(
     name: &'static str,
     got: &[f64],

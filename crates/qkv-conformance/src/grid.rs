@@ -25,7 +25,7 @@ pub fn shapes() -> Vec<Case> {
     for (n, m, d) in ODD {
         for score in SCORES {
             let name = format!("{} {n}×{m}×{d}", score.name());
-            // Scores of a size near 1, as they are in practice: with two pairs, an error is a matter of luck otherwise.
+            // Scores of a size near 1, as they are in practice: with two pairs, an error is otherwise a matter of luck.
             let attention = Attention::new(score).scale(1.0 / (d as f64).sqrt());
             cases.push(Case::new(name, attention, Sizes::new(n, m, d), Extras::default()));
         }
@@ -36,7 +36,7 @@ pub fn shapes() -> Vec<Case> {
     cases
 }
 
-/// Two widths, shared heads, matrices for each head, keys projected beforehand.
+/// Two widths, shared heads, a matrix per head, keys projected beforehand.
 pub fn heads() -> Vec<Case> {
     let sizes = Sizes::new(13, 31, 6);
     let mut cases = Vec::new();
@@ -175,7 +175,7 @@ pub fn masks() -> Vec<Case> {
     cases
 }
 
-/// Masks that bring their own order of the sequence, long enough to do so.
+/// Masks that reorder the sequence, at lengths where they do.
 pub fn gathered() -> Vec<Case> {
     let scattered: Vec<usize> = (0..600).step_by(97).collect();
     let named = [
@@ -201,8 +201,8 @@ pub fn gathered() -> Vec<Case> {
     cases
 }
 
-/// Sequences of several tiles, with nothing between scores and weights but a mask: whole tiles that follow each other,
-/// that do not, and some among those that are kept in part.
+/// Sequences of several tiles, with nothing between scores and weights but a mask: full tiles that are adjacent, that
+/// are not, and that lie among partial ones.
 pub fn long() -> Vec<Case> {
     let every_other = |keep: fn(usize, usize) -> bool| Blocks {
         size: 64,
@@ -243,7 +243,7 @@ pub fn selection() -> Vec<Case> {
     cases
 }
 
-/// Hard, top-k and sparsemax, with every score; masks and all that comes on top go with them.
+/// Hard, top-k and sparsemax, with every score; combined with masks and with everything that is added to scores.
 pub fn choices() -> Vec<Case> {
     let sizes = Sizes::new(37, 150, 8).heads(2, 4, 2);
     let mut cases = Vec::new();
@@ -284,7 +284,7 @@ pub fn choices() -> Vec<Case> {
     cases
 }
 
-/// Predictive local attention, with the scores that Luong gives it and the others.
+/// Predictive local attention, with Luong's scores and the others.
 pub fn local() -> Vec<Case> {
     let mut cases = Vec::new();
     for score in SCORES {
@@ -329,8 +329,8 @@ pub fn hashed() -> Vec<Case> {
     cases
 }
 
-/// A few queries at the end of the keys: what is decoded. Odd widths and lengths, shared heads, several pieces of a
-/// cache, and everything that can be asked of a score or a mask.
+/// A few queries at the end of the keys, as in decoding. Odd widths and lengths, shared heads, several pieces of a
+/// cache, and every option of a score or a mask.
 pub fn decoding() -> Vec<Case> {
     let at_end = |score| Attention::new(score).place(Place::End);
     let scaled = || at_end(Score::ScaledDot);
@@ -384,7 +384,7 @@ fn maps() -> [(&'static str, Features); 3] {
     [("elu", Features::Elu), ("relu", Features::Relu), ("favor", Features::Favor { count: 21, seed: 5 })]
 }
 
-/// Linear attention: odd shapes, every mask that goes with it at every place, shared heads, chunks and spans crossed.
+/// Linear attention: odd shapes, every mask that it supports at every place, shared heads, chunks and spans crossed.
 pub fn linear() -> Vec<Case> {
     let mut cases = Vec::new();
     let both = Extras { all_upstream: true, ..Extras::default() };

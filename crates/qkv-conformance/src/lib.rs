@@ -15,7 +15,7 @@ use case::Case;
 use qkv::half::{bf16, f16};
 use qkv::{Attention, Decode, Element, Gradients, Inputs, Output, Result, Tensor, Upstream};
 
-/// Panics if an engine breaks the bound in any of these cases, with every result that does.
+/// Panics if an engine breaks the bound in any of these cases, and lists every result that does.
 ///
 /// Runs the types that `QKV_TYPES` lists (`f32,f64,bf16,f16` by default) and the cases that [`sample`] draws.
 pub fn hold(engine: &impl Engine, cases: Vec<Case>) {
@@ -35,7 +35,7 @@ pub fn hold(engine: &impl Engine, cases: Vec<Case>) {
     assert!(broken.is_empty(), "{} results out of bounds:\n{}", broken.len(), broken.join("\n"));
 }
 
-/// What is compared with the definition.
+/// An implementation that is compared with the definition.
 pub trait Engine {
     /// The forward pass.
     fn forward<T: Element>(&self, attention: &Attention, inputs: Inputs<'_, T>) -> Result<Output<T>>;

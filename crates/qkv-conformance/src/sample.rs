@@ -1,14 +1,14 @@
 //! A reproducible sample of test cases.
 //!
 //! `QKV_SAMPLE=0.1` keeps about a tenth of the cases, `QKV_SEED` chooses which. Without a seed one is taken from the
-//! clock. The seed is printed, so that a failure can be repeated. Whether a case is kept depends on the seed and its
-//! name alone: not on the order of tests or on other cases.
+//! clock. The seed is printed, so that a failure can be repeated. Whether a case is kept depends only on the seed and
+//! its name, not on the order of tests or on other cases.
 
 use std::io::Write;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Which share of the cases is kept.
+/// The share of the cases that is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
     /// Between 0 and 1.
@@ -21,7 +21,7 @@ impl Sample {
     /// Every case.
     pub const ALL: Sample = Sample { fraction: 1.0, seed: 0 };
 
-    /// As `QKV_SAMPLE` and `QKV_SEED` have it; every case without them. Prints the seed once.
+    /// As set by `QKV_SAMPLE` and `QKV_SEED`; every case without them. Prints the seed once.
     ///
     /// # Panics
     /// If a variable is not a number, or the fraction is not within 0 and 1.
@@ -35,7 +35,7 @@ impl Sample {
                 Ok(seed) => seed.parse().unwrap_or_else(|_| panic!("QKV_SEED is {seed:?}, not a whole number")),
                 Err(_) => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64),
             };
-            // To the terminal itself: the harness holds back the output of tests that pass.
+            // Directly to the terminal: the harness captures the output of tests that pass.
             let _ = writeln!(std::io::stderr(), "a sample of {fraction} of the cases: QKV_SEED={seed}");
             Sample { fraction, seed }
         })

@@ -160,7 +160,7 @@ fn bites<T: Element>() {
     assert_eq!(broken::<T>(Defect::None), [""; 0], "{}: the engine itself holds", T::NAME);
     for defect in DEFECTS {
         let broken = broken::<T>(defect);
-        // The results that the defect itself spoils, each of which has to notice by itself.
+        // The results that the defect itself corrupts, each of which has to be out of bounds on its own.
         let expected: &[&str] = match defect {
             Defect::ScaleOfOutput => &["out"],
             Defect::ScaleOfGradients => &["d_q", "d_k"],

@@ -1,5 +1,5 @@
-//! Memory that begins at a cache line. Tiles and vectors that straddle two lines load at half the speed, and the
-//! system's allocator begins large blocks sixteen bytes after a page.
+//! Buffers aligned to cache lines. Tiles and vectors that straddle two lines load at half the speed, and the system
+//! allocator starts large blocks sixteen bytes into a page.
 
 use crate::huge_pages::advise_huge_pages;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::ops::{Deref, DerefMut};
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Bytes from which huge pages are worth asking for.
+/// Size in bytes from which huge pages are worth requesting.
 const LARGE: usize = 2 << 20;
 
-/// Elements of which the first begins a cache line.
+/// A buffer whose first element starts a cache line.
 pub(crate) struct Aligned<T> {
     memory: Vec<T>,
     start: usize,
@@ -19,7 +19,7 @@ pub(crate) struct Aligned<T> {
 }
 
 impl<T: Copy> Aligned<T> {
-    /// `len` times `value`.
+    /// `len` copies of `value`.
     pub fn new(len: usize, value: T) -> Self {
         let mut memory = vec![value; len + LINE / size_of::<T>()];
         if size_of_val(&memory[..]) >= LARGE {

@@ -18,7 +18,7 @@ pub(crate) fn permitted() -> bool {
     features & AMX_BF16 != 0 && features & AMX_TILE != 0 && granted()
 }
 
-/// Whether its tiles multiply bytes, too. Queried once: in a virtual machine the instruction takes microseconds.
+/// Whether AMX also multiplies tiles of 8-bit integers. Queried once: in a virtual machine `cpuid` takes microseconds.
 pub(crate) fn has_int8() -> bool {
     const AMX_INT8: u32 = 1 << 25;
     static FOUND: OnceLock<bool> = OnceLock::new();
@@ -32,7 +32,7 @@ fn granted() -> bool {
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const TILE_DATA: usize = 18;
     let mut answer = ARCH_PRCTL;
-    // SAFETY: a system call that reads two numbers and changes only what this process may do.
+    // SAFETY: the system call reads two numbers and changes only the permissions of this process.
     unsafe {
         asm!("syscall", inlateout("rax") answer, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") TILE_DATA,
              lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -68,7 +68,8 @@ thread_local! {
     static HOLDERS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Configured tile registers on this thread, for as long as the value lives. The last one of a thread releases them.
+/// Keeps the tile registers of this thread configured for as long as the value lives. The last one of a thread releases
+/// them.
 #[derive(Debug)]
 pub(crate) struct Tiles {
     /// The configuration belongs to one thread.
@@ -82,7 +83,7 @@ impl Tiles {
     /// The CPU has AMX and the operating system has [`permitted`] it.
     pub(crate) unsafe fn new() -> Tiles {
         if HOLDERS.get() == 0 {
-            // SAFETY: the caller guarantees the instruction, and the configuration is a valid one.
+            // SAFETY: the caller guarantees the instruction, and the configuration is valid.
             unsafe { asm!("ldtilecfg [{0}]", in(reg) &raw const TILE_CONFIG, options(nostack, readonly)) };
         }
         HOLDERS.set(HOLDERS.get() + 1);

@@ -1,8 +1,8 @@
 //! bf16 matrix products accumulated in f32: `C += A · B` with AMX (`TDPBF16PS`) or AVX-512 (`VDPBF16PS`).
 //!
-//! Both instructions take two elements of the depth at a time, so the right operand is packed into *blocks* that are
-//! [`DEPTH`] deep and [`SIDE`] wide, with pairs of the depth interleaved. The left operand is plain rows. The functions
-//! here pack either operand from rows of bf16 or from a tile of f32, as they are or transposed.
+//! Both instructions consume two elements of the depth at a time, so the right operand is packed into *blocks* that are
+//! [`DEPTH`] deep and [`SIDE`] wide, with pairs of rows interleaved. The left operand is plain rows. The functions here
+//! pack either operand from rows of bf16 or from a tile of f32, as they are or transposed.
 //!
 //! An element of `C` is a pure function of its row of `A`, its column of `B` and the range of chunks: its bits do not
 //! depend on how rows and panels were blocked. They do depend on the unit, as f32 bits depend on the instruction set.
@@ -29,7 +29,7 @@ mod softmax_gradient;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// Depth of a block: what AMX takes in one step.
+/// Depth of a block: what AMX consumes in one step.
 pub const DEPTH: usize = 32;
 
 /// Columns of a block, and rows of `C` that are computed together.
@@ -50,7 +50,7 @@ pub fn as_bf16_mut<A: Real>(data: &mut [A]) -> &mut [bf16] {
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data) / 2) }
 }
 
-/// Mutable accumulators that are f32, as f32.
+/// Accumulators of type f32, mutably viewed as f32.
 ///
 /// # Panics
 /// If the accumulator type is f64.
@@ -60,7 +60,7 @@ pub fn as_f32_mut<A: Real>(data: &mut [A]) -> &mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), data.len()) }
 }
 
-/// Accumulators that are f32, as f32.
+/// Accumulators of type f32, viewed as f32.
 ///
 /// # Panics
 /// If the accumulator type is f64.
@@ -80,7 +80,7 @@ pub const fn packed_b_len(depth: usize, width: usize) -> usize {
     padded_depth(depth).saturating_mul(width.div_ceil(SIDE)).saturating_mul(SIDE)
 }
 
-/// The left operand: rows at distance `row`, with zeros from the end of the depth to the end of its last chunk.
+/// The left operand: rows with stride `row`, with zeros from the end of the depth to the end of its last chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedA<'a> {
     /// The elements.
@@ -120,7 +120,7 @@ pub(crate) struct F32Rows<'a> {
 
 #[cfg(feature = "matmul")]
 impl<'a> F32Rows<'a> {
-    /// `count` rows of `width` elements at distance `pitch`.
+    /// `count` rows of `width` elements with stride `pitch`.
     ///
     /// # Panics
     /// If the slice is too short.
@@ -151,7 +151,7 @@ pub struct Bf16Gemm {
     here: PhantomData<*const ()>,
 }
 
-/// Where the products are computed. No other architecture has such a unit.
+/// The unit that computes the products. Only x86-64 has one.
 #[derive(Debug)]
 enum Unit {
     /// `VDPBF16PS` of AVX-512.
@@ -215,7 +215,7 @@ impl Bf16Gemm {
         unsafe { self.product_raw(to, a, b, rows, panels, chunks) }
     }
 
-    /// [`Self::product`] into memory that other threads write as well, elsewhere.
+    /// [`Self::product`] into memory of which other threads write other parts at the same time.
     ///
     /// # Safety
     /// The rows and panels of `C` are valid memory, which nothing else accesses at the same time.
@@ -247,7 +247,7 @@ impl Bf16Gemm {
         }
     }
 
-    /// Packs `B = rowsᵀ`: `count` rows at distance `row` become its columns, and `chunks` chunks of each row its depth.
+    /// Packs `B = rowsᵀ`: `count` rows with stride `row` become its columns, and `chunks` chunks of each row its depth.
     /// Columns beyond the last row are zero.
     ///
     /// # Panics
@@ -263,7 +263,7 @@ impl Bf16Gemm {
         }
     }
 
-    /// Copies, and returns whether everything is finite.
+    /// Copies a slice and returns whether all elements are finite.
     ///
     /// # Panics
     /// If the two differ in length.
@@ -278,8 +278,8 @@ impl Bf16Gemm {
         match self.unit {}
     }
 
-    /// Packs `B = rows`: `count` rows at distance `row` become its depth, and `panels` panels of each row its width.
-    /// Returns whether everything is finite.
+    /// Packs `B = rows`: `count` rows with stride `row` become its depth, and `panels` panels of each row its width.
+    /// Returns whether all elements are finite.
     ///
     /// # Panics
     /// If a slice is too short.
@@ -296,7 +296,7 @@ impl Bf16Gemm {
         match self.unit {}
     }
 
-    /// Packs `A = rowsᵀ`, or whole chunks of its depth: the rows of `A`, `panels` panels of them, lie `chunks` chunks
+    /// Packs `A = rowsᵀ`, or some whole chunks of its depth: `panels` panels of rows of `A`, which lie `chunks` chunks
     /// apart.
     ///
     /// # Panics
@@ -413,8 +413,8 @@ impl Bf16Gemm {
         }
     }
 
-    /// Packs up to [`SIDE`] rows of `A`, rounded, at distance `pitch`: zeros from their end to whole chunks, and for
-    /// the rows that are missing.
+    /// Packs up to [`SIDE`] rows of `A` with stride `pitch`, rounded to bf16 and padded with zeros to whole chunks and
+    /// to [`SIDE`] rows.
     ///
     /// # Panics
     /// If there are more rows, or there is too little memory.
@@ -429,7 +429,7 @@ impl Bf16Gemm {
         }
     }
 
-    /// The same from columns, as many as there are.
+    /// The same for `A = rowsᵀ`, with any number of columns.
     ///
     /// # Panics
     /// If there is too little memory.
@@ -445,7 +445,7 @@ impl Bf16Gemm {
         }
     }
 
-    /// Packs `B = rows`, rounded, with zeros up to whole panels and chunks.
+    /// Packs `B = rows`, rounded to bf16 and padded with zeros to whole panels and chunks.
     ///
     /// # Panics
     /// If there is too little memory.
@@ -473,7 +473,8 @@ impl Bf16Gemm {
         }
     }
 
-    /// Packs `B = tile` from rows of f32, rounded, or whole chunks of its depth: its panels lie `chunks` blocks apart.
+    /// Packs `B = tile`, or some whole chunks of its depth, from rows of f32 that are rounded to bf16. The panels of
+    /// `B` lie `chunks` blocks apart.
     ///
     /// # Panics
     /// If a slice is too short.

@@ -13,8 +13,8 @@
 //! chunk of the right operand is three blocks.
 //!
 //! Non-finite values cannot be split; they are packed so that [`Bf16x3Gemm::reconstruct_a`] still returns them.
-//! Products of very large numbers overflow, and since terms have signs of their own, their sum may be NaN or even
-//! finite where it should be ∞. Packing reports where that may happen: see [`Bf16x3Gemm::pack_a`].
+//! Products of very large numbers overflow, and since each term has its own sign, their sum may be NaN or even finite
+//! where it should be ∞. Packing reports whether that may happen: see [`Bf16x3Gemm::pack_a`].
 
 pub use crate::bf16_gemm::{BLOCK, DEPTH, SIDE, padded_depth};
 use crate::bf16_gemm::{Bf16Gemm, packed_b_len as bf16_packed_b_len};
@@ -165,9 +165,9 @@ impl Bf16x3Gemm {
         unreachable!("no AMX on this architecture");
     }
 
-    /// Packs `A = rows`: `count` rows at distance `row`, of `width` elements with zeros to the end of the panel.
-    /// Returns whether all of them are so small that no sum of their products overflows. If not, non-finite products
-    /// must be recomputed by other means. A non-finite element is stored as its own high term, with two zeros.
+    /// Packs `A = rows`: `count` rows with stride `row`, of `width` elements with zeros to the end of the panel.
+    /// Returns whether all of them are small enough that no sum of their products overflows. If not, non-finite
+    /// products must be recomputed by other means. A non-finite element is stored as its own high term, with two zeros.
     ///
     /// # Panics
     /// If a slice is too short.
@@ -316,7 +316,7 @@ mod tests {
         if bits & 1 == 0 { size } else { -size }
     }
 
-    /// Rows of `width` elements at distance `row`, with zeros between.
+    /// Rows of `width` elements with stride `row`, with zeros between.
     fn rows(count: usize, width: usize, row: usize, seed: usize) -> Vec<f32> {
         (0..count * row).map(|x| if x % row < width { number(x / row + seed, x % row) } else { 0.0 }).collect()
     }

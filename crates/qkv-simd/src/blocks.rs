@@ -1,6 +1,6 @@
 //! Block types of GGUF: plain numbers; blocks of 32 with a scale and, in some types, a minimum; super-blocks of 256
-//! whose parts have quantized scales (`super_block`). Files have hundreds of millions of numbers in them, so they are
-//! widened here, where loops are compiled for speed; finding them in a file is left to who reads it.
+//! whose parts have quantized scales (`super_block`). A file holds hundreds of millions of numbers, so they are
+//! dequantized here, where loops are compiled for speed; finding them in a file is left to the reader of the format.
 
 mod super_block;
 
@@ -55,7 +55,7 @@ pub enum BlockType {
 }
 
 impl BlockType {
-    /// The type of a number in a file.
+    /// The block type with this number in a file.
     pub fn of(kind: u32) -> Option<BlockType> {
         Some(match kind {
             0 => BlockType::F32,
@@ -76,7 +76,7 @@ impl BlockType {
         })
     }
 
-    /// Values per block: a row has a multiple of them.
+    /// Values per block: the length of a row is a multiple of it.
     pub fn together(self) -> usize {
         match self {
             BlockType::F32 | BlockType::F16 | BlockType::Bf16 => 1,
@@ -111,8 +111,8 @@ impl BlockType {
         (numbers / self.together()).checked_mul(self.each())
     }
 
-    /// The blocks as products of a few rows read them, for rows of `width` in another order; `None` for types that they
-    /// do not read.
+    /// Packs the blocks of rows of `width` for products with a few vectors, with row `order(r)` as row `r`; `None` for
+    /// types that these products do not support, or if the lengths do not fit.
     pub fn quantized(self, bytes: &[u8], width: usize, order: &dyn Fn(usize) -> usize) -> Option<QuantizedMatrix> {
         let format = match self {
             BlockType::Q4Scaled => Format::Q4_0,
@@ -153,7 +153,7 @@ impl BlockType {
         }
     }
 
-    /// Plain numbers as bytes, rounded to the type; `None` for types of blocks.
+    /// Rounds values to a plain number type and returns their bytes; `None` for quantized types.
     pub fn narrow(self, values: &[f32]) -> Option<Vec<u8>> {
         let mut bytes = vec![0; self.bytes(values.len())?];
         match self {
@@ -229,7 +229,7 @@ fn half(bytes: &[u8]) -> f32 {
     f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
 }
 
-/// The codes of five bits of a block: the fifth bits stand together before the nibbles, lowest first.
+/// The 5-bit codes of a block: the fifth bits are stored together before the nibbles, lowest first.
 #[inline(always)]
 fn fives(bytes: &[u8]) -> [u8; BLOCK] {
     let (fifths, mut codes) = (u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]), nibbles(&bytes[4..]));

@@ -43,8 +43,8 @@ impl Counting {
         self.peak.store(self.held(), Ordering::Relaxed);
     }
 
-    /// Runs `f`, and returns beside its result the peak of bytes held beyond those held before and those of the result.
-    /// Other threads are counted too.
+    /// Runs `f` and returns its result and the peak of bytes held in the meantime, less those held before and those
+    /// that the result holds. Other threads are counted too.
     pub fn beyond<R>(&self, f: impl FnOnce() -> R) -> (R, usize) {
         let before = self.held();
         self.forget_peak();

@@ -1,8 +1,8 @@
 //! Passes over rows of features, for linear attention: feature maps and their slopes, the decay of weights within a
 //! chunk, and sums of states.
 //!
-//! A tile is rows of whole panels at distance `row`, as in [`tile`](crate::tile), and a pass treats each row by itself.
-//! Elements of the last panel beyond the number of features are set to 0.
+//! A tile is rows of whole panels with stride `row`, as in [`tile`](crate::tile), and a pass treats each row
+//! independently. Elements of the last panel beyond the number of features are set to 0.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
@@ -273,8 +273,8 @@ struct RowDots<'a, A> {
     out: &'a mut [A],
 }
 
-/// Dot products of corresponding rows of two tiles, each given with the distance of its rows (0: one row for all), over
-/// `width`, which is whole panels. One result per entry of `out`.
+/// Dot products of corresponding rows of two tiles, each given with its row stride (0: one row for all), over `width`,
+/// which is whole panels. One result per entry of `out`.
 ///
 /// # Panics
 /// If a tile is too short.

@@ -1,10 +1,11 @@
-//! What is done to the elements of a product while they are in registers: a pass over memory less for each step.
+//! The epilogue of a product: steps applied to its elements while they are in registers, each of which saves a pass
+//! over memory.
 
 use crate::lanes::Lanes;
 use crate::number::Element;
 
-/// `y = activation(x · Wᵀ + b) + residual`, each of them where it is there, and another activation of the sum. Steps
-/// are rounded one by one, as separate passes would.
+/// `y = activation(x · Wᵀ + b) + residual`, then another activation of the sum; every step is optional. Each step
+/// rounds its result, as separate passes would.
 ///
 /// ```
 /// use qkv_simd::panels::{PackedMatrix, products};
@@ -19,11 +20,11 @@ use crate::number::Element;
 pub struct Finish<'a, A = f32> {
     /// Added to every row, `[O]`.
     pub bias: Option<&'a [A]>,
-    /// Whether what is below 0 becomes 0.
+    /// Whether negative values become 0.
     pub relu: bool,
-    /// Added in the end, `[R, O]`.
+    /// Added last, `[R, O]`.
     pub residual: Option<&'a [A]>,
-    /// Whether what is below 0 then becomes 0: the end of a residual block.
+    /// Whether negative sums then become 0: the end of a residual block.
     pub relu_of_sum: bool,
 }
 
@@ -34,7 +35,7 @@ impl<A> Default for Finish<'_, A> {
 }
 
 impl<A> Finish<'_, A> {
-    /// Whether bias and residual are there for `rows` rows of `width`.
+    /// Whether bias and residual, if present, have the lengths for `rows` rows of `width`.
     pub(crate) fn fits(&self, rows: usize, width: usize) -> bool {
         self.bias.is_none_or(|bias| bias.len() == width)
             && self.residual.is_none_or(|residual| residual.len() == rows * width)
@@ -42,10 +43,11 @@ impl<A> Finish<'_, A> {
 }
 
 impl Finish<'_> {
-    /// The finished lanes of row `row` from column `first` on, of which `count` are there, in rows of `width`.
+    /// Finishes the lanes `y` of row `row` from column `first` on, of which `count` are valid, in rows of `width`.
     ///
     /// # Safety
-    /// The CPU has the instruction set of `V`, and the place is within what [`fits`](Finish::fits) was asked.
+    /// The CPU has the instruction set of `V`, and the position is within the sizes that [`fits`](Finish::fits)
+    /// checked.
     #[inline(always)]
     pub(crate) unsafe fn apply<V: Lanes<Scalar = f32>>(
         &self,
@@ -53,7 +55,7 @@ impl Finish<'_> {
         [row, width]: [usize; 2],
         [first, count]: [usize; 2],
     ) -> V {
-        // SAFETY: the caller guarantees the instruction set and the place.
+        // SAFETY: the caller guarantees the instruction set and the position.
         unsafe {
             if let Some(bias) = self.bias {
                 y = y.add(f32::lanes::<V>(bias.as_ptr().add(first), count));

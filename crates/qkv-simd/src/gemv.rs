@@ -1,13 +1,13 @@
-//! Products of a few rows with very many rows that are read in place, once, for all of the few: the matrix-vector
-//! products of decoding. Nothing is packed or copied, so memory bandwidth is the limit; elements are widened in
-//! registers.
+//! Products of a few rows with very many others, which are read in place and only once for all of the few: the
+//! matrix-vector products of decoding. Nothing is packed or copied, so memory bandwidth is the limit; elements are
+//! widened in registers.
 //!
-//! Rows come as a table of slices, so contiguous, strided, paged and gathered rows take the same kernel. Rows are
+//! Rows come as a table of slices, so contiguous, strided, paged and gathered rows use the same kernel. Rows are
 //! prefetched a few kilobytes ahead of their use, also past the end of a table into the rows that are needed next.
 //!
 //! Every sum has one order: a dot product is one chain of multiply-adds per lane, then the tree of [`Lanes::sum`]; a
 //! weighted sum is one chain over as many rows as there are lanes, added to the previous ones. Neither depends on what
-//! is computed beside it.
+//! else is computed with it.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
@@ -57,9 +57,9 @@ struct RowDotsInPlace<'a, T: Element> {
     keys: RowTable<'a, T>,
 }
 
-/// Dot products of `count` rows `queries`, at distance `query_row` and padded with zeros to whole panels, with every
-/// row of a table: `out[r, j] = queries[r] · keys[j]`, with rows of `out` at distance `out_row`. The rest of the last
-/// panel of keys is 0.
+/// Dot products of `count` rows `queries`, with stride `query_row` and padded with zeros to whole panels, with every
+/// row of a table: `out[r, j] = queries[r] · keys[j]`, where the rows of `out` have stride `out_row`. The rest of the
+/// last panel of keys is 0.
 ///
 /// ```
 /// use qkv_simd::gemv::{RowTable, dots};
@@ -74,7 +74,7 @@ struct RowDotsInPlace<'a, T: Element> {
 /// ```
 ///
 /// # Panics
-/// If a slice is too short, or a row has another width.
+/// If a slice is too short, or a row has a different width.
 pub fn dots<T: Element>(
     isa: Isa,
     out: &mut [T::Acc],
@@ -223,7 +223,7 @@ struct WeightedSum<'a, T: Element> {
 /// ```
 ///
 /// # Panics
-/// If a slice is too short, or a row has another width.
+/// If a slice is too short, or a row has a different width.
 pub fn weighted_sum<T: Element>(
     isa: Isa,
     sums: &mut [T::Acc],
@@ -288,7 +288,7 @@ impl<T: Element> Kernel<T::Acc> for WeightedSum<'_, T> {
                     continue;
                 }
                 // A row that is absent for some rows of sums but not for all may hold anything. If it is not finite,
-                // each row of sums is computed by itself.
+                // each row of sums is computed separately.
                 if any != all && !self.finite::<V>(start, any & !all) {
                     for r in 0..self.count {
                         self.strip::<V, 1>(r, start, &PresentRows::new(bits(r)), distance);
@@ -428,7 +428,7 @@ mod tests {
         T::of_f64(((at * 2_654_435_761 + at / 7) % 257) as f64 / 64.0 - 2.0)
     }
 
-    /// `rows` rows of `width` elements, in allocations of their own.
+    /// `rows` rows of `width` elements, each in its own allocation.
     fn separate_rows<T: Element>(rows: usize, width: usize, seed: usize) -> Vec<Vec<T>> {
         (0..rows).map(|r| (0..width).map(|x| noise(seed + r * 977 + x)).collect()).collect()
     }

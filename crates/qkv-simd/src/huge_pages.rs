@@ -2,8 +2,8 @@
 //!
 //! The operating system maps memory on first touch, one 4 KiB page at a time, each cleared and each a page fault. A
 //! call that writes some megabytes of results can spend a quarter of its time there. Pages of 2 MiB fault 512 times
-//! less often and take as many fewer TLB entries. On systems without them, or that decide by themselves, the advice has
-//! no effect.
+//! less often and need 512 times fewer TLB entries. On systems without them, or that decide by themselves, the advice
+//! has no effect.
 
 /// The size of a huge page.
 const PAGE: usize = 2 << 20;

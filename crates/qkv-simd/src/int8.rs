@@ -1,7 +1,6 @@
-//! Matrices and rows rounded to 8 bits, for inference: a scale for every row of the matrix, found once, and one for
-//! every row that it is multiplied with, found for each product. All sums over the width are integers, and exact, so
-//! that a result has the same bits on every instruction set, for any number of threads and whatever else is in the
-//! batch.
+//! Matrices and rows rounded to 8 bits, for inference: every row of the matrix has a scale, computed once, and every
+//! row that it is multiplied with has one, computed for each product. All sums over the width are exact integers, so a
+//! result has the same bits on every instruction set, for any number of threads and whatever else is in the batch.
 //!
 //! The inner loops are left to `kernel`.
 
@@ -16,19 +15,19 @@ use kernel::{Dots, Job};
 
 /// Columns of a panel.
 const LANES: usize = 16;
-/// Elements that are multiplied at a time: four bytes of a 32-bit lane.
+/// Elements multiplied at a time: the four bytes of a 32-bit lane.
 const QUAD: usize = 4;
-/// Panels that are multiplied at a time, by one task.
+/// Panels multiplied at a time, by one task.
 const PANELS: usize = 4;
-/// Bytes of the rows of one task: a panel is loaded for as many as stay in the second-level cache beside it.
+/// Bytes of the rows of one task: a loaded panel serves as many rows as fit beside it in the second-level cache.
 const ROW_BYTES: usize = 256 << 10;
 /// The largest code.
 const LARGEST: f32 = 127.0;
-/// What is added to the codes of a matrix, because the instruction multiplies unsigned with signed bytes.
+/// The offset added to the codes of a matrix, because the instruction multiplies unsigned with signed bytes.
 const SHIFT: i32 = 128;
 /// The widest matrix: sums of its products stay within 31 bits.
 const MAX_WIDTH: usize = 1 << 15;
-/// Below this a row counts as zeros: the inverse of its scale would overflow.
+/// A row whose elements do not exceed this rounds to zeros: the inverse of its scale would overflow.
 const SMALLEST: f32 = 1e-30;
 
 /// A matrix `W [O, I]` rounded to 8 bits and packed for `x · Wᵀ`.
@@ -46,7 +45,7 @@ const SMALLEST: f32 = 1e-30;
 pub struct Int8Matrix {
     rows: usize,
     width: usize,
-    /// `[⌈O/16⌉, ⌈I/4⌉, 16, 4]`, codes plus 128; those that are missing are zeros.
+    /// `[⌈O/16⌉, ⌈I/4⌉, 16, 4]`, codes plus 128, padded with codes of zero.
     panels: Aligned<u8>,
     /// One for every row; zeros up to whole panels.
     scales: Vec<f32>,
@@ -56,7 +55,7 @@ impl Int8Matrix {
     /// Rounds and packs rows of `width` elements; `None` if an element is not finite or rows are wider than 32,768.
     ///
     /// # Panics
-    /// If the elements are no whole rows.
+    /// If the elements are not whole rows.
     pub fn new(isa: Isa, elements: &[f32], width: usize) -> Option<Self> {
         assert!(width > 0 && elements.len().is_multiple_of(width), "whole rows of {width} elements");
         if width > MAX_WIDTH {
@@ -98,22 +97,22 @@ impl Int8Matrix {
     }
 }
 
-/// Rows rounded to 8 bits, each with its scale; what that leaves may be rounded to 8 bits once more.
+/// Rows rounded to 8 bits, each with its scale; the remainder of that rounding may be kept in another 8 bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Int8Rows {
     width: usize,
     count: usize,
-    /// Codes of a row: its width up to whole quads.
+    /// Codes in a row: its width rounded up to whole quads.
     row: usize,
     codes: Aligned<i8>,
     scales: Vec<f32>,
     /// What the shift of the matrix adds to a sum: 128 times the sum of the codes.
     excess: Vec<i32>,
-    /// What rounding left.
+    /// The remainder of the rounding.
     rest: Option<Box<Int8Rows>>,
 }
 
-/// How many times finer the steps of what rounding left are: half a step is again the largest code.
+/// How many times finer the steps of the remainder are: half a step of the first rounding is again the largest code.
 const FINER: f32 = 2.0 * LARGEST;
 
 impl Int8Rows {
@@ -130,7 +129,7 @@ impl Int8Rows {
         rows
     }
 
-    /// The same rounded to 16 bits, in two parts: products take twice as long.
+    /// The same in 16 bits, as two parts: products take twice as long.
     ///
     /// # Panics
     /// As [`new`](Int8Rows::new).
@@ -171,7 +170,7 @@ impl Pass for Round<'_> {
                 for l in 0..LANES {
                     let size = chunk[l].abs();
                     most[l] = if size > most[l] { size } else { most[l] };
-                    // 0 for a finite number, otherwise NaN.
+                    // 0 for a finite number, NaN otherwise.
                     finite[l] += chunk[l] * 0.0;
                 }
             }
@@ -213,7 +212,7 @@ impl Pass for Round<'_> {
     }
 }
 
-/// Rounds what rounding left.
+/// Rounds the remainder of the first rounding.
 struct Remainder<'a> {
     x: &'a [f32],
     rows: &'a Int8Rows,
@@ -235,7 +234,7 @@ impl Pass for Remainder<'_> {
                 to.fill(0);
                 continue;
             }
-            // As when they were rounded: the difference is exact.
+            // The same scaling as in the first rounding: the difference is exact.
             let mut largest = 0.0f32;
             for x in x {
                 largest = if x.abs() > largest { x.abs() } else { largest };
@@ -254,23 +253,23 @@ impl Pass for Remainder<'_> {
     }
 }
 
-/// The nearest whole number, the even one of two, of a number within ±2²².
+/// Rounds a number within ±2²² to the nearest integer, ties to even.
 #[inline(always)]
 fn round(x: f32) -> i32 {
     ((x + MAGIC).to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32)
 }
 
-/// Where tasks write.
+/// The outputs that tasks write to.
 struct Outputs(Vec<*mut f32>);
 
-// SAFETY: tasks write the rows and panels of their own, which no other task has.
+// SAFETY: each task writes its own rows and panels, which no other task accesses.
 unsafe impl Sync for Outputs {}
 
 /// `y [R, O] = x · Wᵀ`, [finished](Finish), for several matrices that share the rows `x [R, I]`, as one piece of work
 /// for the team.
 ///
 /// # Panics
-/// If a matrix has another width, or an output, a bias or a residual another length.
+/// If a matrix has a different width, or an output, a bias or a residual has the wrong length.
 pub fn products(isa: Isa, team: &Team, x: &Int8Rows, outputs: &mut [(&Int8Matrix, &mut [f32], Finish<'_>)]) {
     products_by(Dots::of(isa), team, x, outputs);
 }

@@ -1,5 +1,5 @@
-//! Which instruction set the kernels run with. An [`Isa`] exists only for instruction sets of this CPU, so holding one
-//! is the proof that its kernels may be called.
+//! The instruction set that the kernels run with. An [`Isa`] exists only for instruction sets of this CPU, so holding
+//! one proves that its kernels may be called.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -22,7 +22,7 @@ pub(crate) enum Level {
     Amx,
 }
 
-/// The instruction set of this process, once it is decided on.
+/// The instruction set of this process, once it is decided.
 static BEST: OnceLock<Isa> = OnceLock::new();
 
 /// An instruction set of this CPU.
@@ -39,8 +39,8 @@ pub struct Isa(Level);
 
 impl Isa {
     /// The fastest instruction set of this CPU, or the one named by the environment variable `QKV_ISA` (`portable`,
-    /// `neon`, `avx2`, `avx512`, `avx512bf16`, `amx`). A name that this CPU does not have is ignored. Decided once per
-    /// process.
+    /// `neon`, `avx2`, `avx512`, `avx512bf16`, `amx`). A name that this CPU does not support is ignored. Decided once
+    /// per process.
     pub fn best() -> Isa {
         *BEST.get_or_init(|| {
             let forced = std::env::var("QKV_ISA").ok().and_then(|name| Isa::named(&name));
@@ -48,8 +48,8 @@ impl Isa {
         })
     }
 
-    /// Makes this the instruction set of the process, for ranks that agree on one. Returns whether it is: not where
-    /// another one was decided on before.
+    /// Makes this the instruction set of the process, for ranks that have to agree on one. Returns whether it is now:
+    /// it is not if another one was decided before.
     ///
     /// ```
     /// use qkv_simd::Isa;
@@ -91,7 +91,7 @@ impl Isa {
         vec![Isa(Level::Portable), Isa(Level::Neon)]
     }
 
-    /// Every instruction set of this CPU, narrowest first: on this architecture, the portable lanes alone.
+    /// Every instruction set of this CPU, narrowest first: on this architecture, only the portable lanes.
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub fn available() -> Vec<Isa> {
         vec![Isa(Level::Portable)]

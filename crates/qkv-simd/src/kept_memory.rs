@@ -1,4 +1,4 @@
-//! Memory of large vectors that were dropped, kept for the next ones of about their size.
+//! Keeps the memory of dropped large vectors for later vectors of about the same size.
 //!
 //! An allocator returns large blocks to the operating system, which clears their pages and maps them again one by one
 //! at the next call: for results of some megabytes that takes as long as a few threads need to compute them.
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Bytes from which memory is kept: allocators keep smaller blocks by themselves.
 const LEAST: usize = 64 << 10;
 
-/// Bytes that are kept in all.
+/// Bytes that are kept in total.
 const MOST: usize = 64 << 20;
 
 /// A block that no vector owns.
@@ -24,7 +24,7 @@ unsafe impl Send for Block {}
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: a vector allocated the block with this layout and gave it away.
+        // SAFETY: a vector allocated the block with this layout and gave up its ownership.
         unsafe { std::alloc::dealloc(self.data, self.layout) }
     }
 }
@@ -36,7 +36,7 @@ fn kept() -> MutexGuard<'static, VecDeque<Block>> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives the memory of a vector away. Its elements are dropped.
+/// Drops the elements of a vector and, unless it is too small or too large, keeps its memory for [`take`].
 ///
 /// ```
 /// use qkv_simd::kept_memory::{keep, take};
@@ -59,7 +59,7 @@ pub fn keep<T>(mut vector: Vec<T>) {
     }
 }
 
-/// An empty vector with room for `len` elements, and at most an eighth more, if such memory was kept.
+/// An empty vector with capacity for `len` elements and at most an eighth more, if such memory was kept.
 pub fn take<T>(len: usize) -> Option<Vec<T>> {
     let least = Layout::array::<T>(len).ok()?;
     if least.size() < LEAST {

@@ -5,7 +5,7 @@
 //! portable lanes do not have, makes their bits differ from the others.
 
 // SAFETY, for the whole module: every method of `Lanes` requires the instruction set of its intrinsics; `load` and
-// `store` also require `LANES` valid elements, and the loads of a count that many.
+// `store` also require `LANES` valid elements, and the loads and stores of a count that many.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 #[cfg(target_arch = "x86_64")]
@@ -117,7 +117,7 @@ pub trait Lanes: Copy {
     unsafe fn max_each(rows: &[Self; MAX_LANES]) -> Self {
         Self::load(rows.map(|row| row.max_lane()).as_ptr())
     }
-    /// Transposes a square of lanes, each side with its own distance between rows.
+    /// Transposes a square of lanes, with a row stride for each side.
     #[inline(always)]
     unsafe fn transpose(from: *const Self::Scalar, row: usize, to: *mut Self::Scalar, to_row: usize) {
         let lanes = Self::Scalar::LANES;

@@ -2,7 +2,7 @@
 //! and the shared memory of a parallel, deterministic engine.
 //!
 //! All unsafe CPU code of the project is in this crate, behind safe functions that check the lengths of their slices,
-//! in release builds too. Attention itself is in `qkv`: nothing here knows of queries or masks beyond a tile of
+//! in release builds too. Attention itself is in `qkv`: nothing here knows about queries or masks; it sees tiles of
 //! numbers.
 //!
 //! | module | owns |
@@ -15,11 +15,11 @@
 //! | [`bf16x3_gemm`] | f32 products with AMX, each f32 split into three bf16 terms |
 //! | [`gemv`] | products of a few rows with many rows read in place, for decoding |
 //! | [`quantized`] | matrices of 4 to 8 bits times a few vectors |
-//! | [`blocks`] | the blocks of GGUF files, widened or as codes |
-//! | [`int8`] | matrices and rows of 8 bits, for models that are used and not trained
-//! | [`panels`] | matrices packed once for many products, for models that are used and not trained |
-//! | [`logits`] | passes over a row of logits, for searches
-//! | [`team`] | threads for many short pieces of work in a row |
+//! | [`blocks`] | the block types of GGUF files, dequantized or unpacked to codes |
+//! | [`int8`] | products of 8-bit matrices and 8-bit rows, for inference |
+//! | [`panels`] | matrices packed once for many products, for inference |
+//! | [`logits`] | passes over a row of logits, for decoding searches |
+//! | [`team`] | threads for many short pieces of work, one after another |
 //! | [`tile`] | passes over a tile of scores: softmax, its gradient, masks, biases, scales |
 //! | [`features`] | passes over rows of features, for linear attention |
 //! | [`pairwise`] | scores that are not dot products: additive and squared distance |
@@ -28,7 +28,7 @@
 //! | `matmul` | products of whole matrices (feature `matmul`), for the layers of a model |
 //! | [`resample`] | the inner loops of resampling images |
 //! | [`huge_pages`] | huge pages for large buffers |
-//! | [`kept_memory`] | memory of dropped results, for the next ones |
+//! | [`kept_memory`] | reuse of the memory of dropped results |
 //! | [`counting`] | a counting allocator |
 //! | [`peak`] | measured peaks of this machine |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |
@@ -46,7 +46,7 @@
 //!     cargo +nightly miri test -p qkv-simd --lib -- view:: shared:: team:: features:: philox:: miri::
 //! ```
 //!
-//! `cargo xtask miri` also runs those without a pool of rayon by the rules of Stacked Borrows.
+//! `cargo xtask miri` also runs those that need no rayon pool under Stacked Borrows.
 //!
 //! Miri cannot run the intrinsics of the AVX2 and AVX-512 lanes or the inline assembly of AMX; the tests of other
 //! modules run on the portable lanes, but take hours there.
@@ -103,9 +103,9 @@ pub const fn padded<A: Real>(width: usize) -> usize {
     width.div_ceil(A::LANES).saturating_mul(A::LANES)
 }
 
-/// The elements from the first to past the last of `rows` rows of `width` at distance `row`. Every length that guards
-/// unchecked memory access is computed with saturating operations like this: a size that overflows is longer than any
-/// slice.
+/// The length of `rows` rows of `width` elements with stride `row`, from the first element to past the last. Every
+/// length that guards unchecked memory access is computed with saturating operations like this: a size that overflows
+/// is longer than any slice.
 pub(crate) const fn span(rows: usize, row: usize, width: usize) -> usize {
     if rows == 0 { 0 } else { (rows - 1).saturating_mul(row).saturating_add(width) }
 }

@@ -1,5 +1,5 @@
-//! Passes over a row of logits: what a search needs to know of a vocabulary. They are compiled here, for every
-//! instruction set, and not at the optimization level of whoever searches.
+//! Passes over a row of logits, for decoding searches: log-sum-exp, finiteness and the highest logits. They are
+//! compiled here, for every instruction set, and not at the optimization level of the caller's crate.
 
 use crate::isa::Isa;
 use crate::pass::{self, Pass, Smooth, reduced_exponential};
@@ -7,10 +7,10 @@ use std::cmp::Ordering;
 
 /// Lanes of every reduction, so that a result has the same bits on every instruction set.
 const LANES: usize = 16;
-/// Logits whose maximum is compared at a time while the highest ones are looked for.
+/// Logits whose maximum is compared at a time in the search for the highest ones.
 const BLOCK: usize = 64;
 
-/// `ln Σ eˣ` of a row; −∞ where it is empty or all of it is −∞.
+/// `ln Σ eˣ` of a row; −∞ if it is empty or all −∞.
 ///
 /// ```
 /// use qkv_simd::{Isa, logits::log_sum_exp};
@@ -43,12 +43,12 @@ pub fn top(isa: Isa, row: &[f32], count: usize) -> Vec<(u32, f32)> {
     best
 }
 
-/// What a search reads of a row of logits, in two passes over it.
+/// What a decoding search needs of a row of logits, found in two passes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Survey {
     /// Whether every logit is finite.
     pub is_finite: bool,
-    /// `ln Σ eˣ`; −∞ where the row is empty or all of it is −∞.
+    /// `ln Σ eˣ`; −∞ if the row is empty or all −∞.
     pub log_sum_exp: f32,
     /// The highest logits with their indices, as [`top`] finds them.
     pub best: Vec<(u32, f32)>,
@@ -77,7 +77,7 @@ impl Pass for SurveyRow<'_> {
     #[inline(always)]
     fn run(self) -> Survey {
         let (blocks, rest) = self.row.as_chunks::<BLOCK>();
-        // The highest logit of each lane, and 0 where all of it is finite, otherwise NaN.
+        // The highest logit of each lane, and 0 if the whole lane is finite, NaN otherwise.
         let (mut lanes, mut odd) = ([f32::NEG_INFINITY; BLOCK], [0.0f32; BLOCK]);
         for block in blocks {
             for l in 0..BLOCK {
@@ -90,12 +90,13 @@ impl Pass for SurveyRow<'_> {
             odd[l] += x * 0.0;
         }
         let is_finite = odd.iter().sum::<f32>() == 0.0;
-        // Each of them is a logit, so as many of the row are at least as high as the last of the `count` highest.
+        // Each maximum of a lane is a logit, so at least `count` logits of the row are as high as the `count`-th
+        // highest maximum.
         let mut highest = Vec::with_capacity(self.count.min(BLOCK) + 1);
         take(&mut highest, self.count.min(BLOCK), f32::NEG_INFINITY, 0, &lanes);
         let most = lanes.iter().fold(f32::NEG_INFINITY, |most, &x| if x > most { x } else { most });
         let enough = self.count <= BLOCK && self.count > 0;
-        // Fewer lanes than that: every logit may be among the highest.
+        // With fewer maxima than `count`, every logit may be among the highest.
         let full = highest.len() == self.count;
         let least = highest.last().filter(|_| full).map_or(f32::NEG_INFINITY, |&(_, x)| x);
 
@@ -127,7 +128,7 @@ impl Pass for SurveyRow<'_> {
     }
 }
 
-/// Keeps the highest of some logits, from index `first` on, that are no less than `least`.
+/// Inserts into `best` the highest of some logits, whose indices start at `first`, that are not below `least`.
 #[inline(never)]
 fn take(best: &mut Vec<(u32, f32)>, count: usize, least: f32, first: usize, logits: &[f32]) {
     for (x, &logit) in logits.iter().enumerate() {
@@ -206,7 +207,7 @@ impl Pass for AllFinite<'_> {
     #[inline(always)]
     fn run(self) -> bool {
         let (chunks, rest) = self.0.as_chunks::<LANES>();
-        // 0 for a finite number, otherwise NaN.
+        // 0 for a finite number, NaN otherwise.
         let mut lanes = [0.0f32; LANES];
         for chunk in chunks {
             for l in 0..LANES {
@@ -235,7 +236,7 @@ impl Pass for Top<'_> {
 
     #[inline(always)]
     fn run(self) {
-        // A logit is taken where it is above this: most blocks have none, and their maximum decides.
+        // A logit is inserted if it is above this. Most blocks have none, as their maximum shows.
         let mut least = f32::NEG_INFINITY;
         for (at, block) in self.row.chunks(BLOCK).enumerate() {
             let (chunks, rest) = block.as_chunks::<LANES>();
@@ -254,10 +255,10 @@ impl Pass for Top<'_> {
     }
 }
 
-/// The most logits that are kept in order one by one: every insertion moves the lower ones.
+/// The largest `count` for which logits are inserted one by one: every insertion moves the lower ones.
 const MAX_INSERTED: usize = 128;
 
-/// The same for many: selected, then sorted.
+/// [`top`] for a large `count`: selects, then sorts.
 fn sorted(row: &[f32], count: usize) -> Vec<(u32, f32)> {
     let taken = row.iter().enumerate().filter(|&(_, &logit)| logit > f32::NEG_INFINITY);
     let mut best: Vec<(u32, f32)> = taken.map(|(x, &logit)| (x as u32, logit)).collect();
@@ -270,7 +271,7 @@ fn sorted(row: &[f32], count: usize) -> Vec<(u32, f32)> {
     best
 }
 
-/// Inserts behind those that are as high, and drops the lowest of more than `count`.
+/// Inserts a logit behind those that are as high, and drops the lowest if there are more than `count`.
 fn insert(best: &mut Vec<(u32, f32)>, count: usize, found: (u32, f32)) {
     if best.len() == count {
         best.pop();

@@ -147,7 +147,8 @@ pub(crate) unsafe fn exp<V: Lanes>(x: V) -> V {
 }
 
 /// The weight `eˣ` for an `x` of at most a little above 0, as scores relative to a maximum or a log-sum-exp are. Like
-/// [`exp`], but 0 from 2⁻¹⁰⁰ down (2⁻⁹⁰⁰ in `f64`) and for −∞, and without a guard above. To 17 bits unless `ACCURATE`.
+/// [`exp`], but 0 from 2⁻¹⁰⁰ down (2⁻⁹⁰⁰ in `f64`) and for −∞, and without a guard above. Accurate to 17 bits unless
+/// `ACCURATE`.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.

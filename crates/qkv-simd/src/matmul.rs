@@ -14,7 +14,7 @@ pub use in_bf16::{has_bf16_products, matmul_bf16};
 use parts::PackBuffer;
 use std::any::Any;
 
-/// The packed operands of products, kept so that their memory is reused.
+/// Buffers for packed operands, kept so that their memory is reused.
 #[derive(Debug, Default)]
 pub struct PackBuffers {
     left: PackBuffer<bf16>,
@@ -41,7 +41,7 @@ impl<'a, T> Operand<'a, T> {
         Operand::pitched(data, rows, columns, columns)
     }
 
-    /// Rows of `columns` elements at distance `pitch`.
+    /// Rows of `columns` elements with stride `pitch`.
     ///
     /// # Panics
     /// If the slice is too short, or rows overlap.
@@ -66,14 +66,14 @@ impl<'a, T> Operand<'a, T> {
     }
 }
 
-/// The right side of a product, which may be packed for [`matmul_bf16`].
+/// The right operand of a product, which may already be packed for [`matmul_bf16`].
 #[derive(Clone, Copy, Debug)]
 pub enum RightOperand<'a, T> {
     /// As it is in memory; [`matmul_bf16`] rounds it.
     Rows(Operand<'a, T>),
-    /// A matrix `W` that is packed already.
+    /// A matrix `W` that is already packed.
     Packed(&'a PackedMatrix<bf16>),
-    /// Its transpose: that is what such a matrix is packed for.
+    /// The transpose of such a matrix, which is what it is packed for.
     PackedTransposed(&'a PackedMatrix<bf16>),
 }
 

@@ -1,8 +1,8 @@
-//! Matrices packed once for many products with few or many rows: the layers of a model that is used and not trained.
-//! Sixteen columns of the result are a panel, read in the order of the products.
+//! Matrices packed once for many products with few or many rows: the layers of a model at inference. Sixteen columns of
+//! the result are a panel, stored in the order in which products read it.
 //!
 //! Every element of a result is one chain of multiply-adds over the width in ascending order. Its bits depend neither
-//! on the rows beside it nor on the threads, so a sequence has the same result alone and in a batch.
+//! on the other rows nor on the threads, so a sequence has the same result alone and in a batch.
 
 use crate::finish::Finish;
 use crate::huge_pages::advise_huge_pages;
@@ -19,21 +19,21 @@ use std::sync::{Mutex, PoisonError};
 const LANES: usize = 16;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Panels that are multiplied at a time, by one task.
+/// Panels multiplied at a time, by one task.
 const PANELS: usize = 4;
-/// Bytes of the rows of one task: a panel is loaded for as many as stay in the second-level cache beside it.
+/// Bytes of the rows of one task: a loaded panel serves as many rows as fit beside it in the second-level cache.
 const ROW_BYTES: usize = 384 << 10;
-/// Bytes of rows that are gathered at a time: in the second-level cache, and enough of them for a panel that comes from
-/// further away.
+/// Bytes of rows gathered at a time: few enough for the second-level cache, and enough to make up for panels that come
+/// from further away.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Elements of the width that are multiplied at a time: a tile's rows of them stay in the first-level cache, its panels
-/// in the second, and sums go on from memory.
+/// Elements of the width multiplied at a time: that part of a tile's rows stays in the first-level cache and that of
+/// its panels in the second, and sums are reloaded from memory for the next part.
 const DEPTH: usize = 512;
-/// Rows of the tallest register tile: with four panels 24 sums, four columns and a number of a row take 29 of 32
-/// registers, and ten loads feed 24 multiply-adds. (14 rows by two panels ask for 16 loads in 28, which is as fast
-/// alone and a fifth slower beside a busy sibling thread.)
+/// Rows of the tallest register tile: with four panels, 24 sums, four columns and one element of a row take 29 of 32
+/// registers, and ten loads feed 24 multiply-adds. (14 rows by two panels need 16 loads for 28, which is as fast alone
+/// and a fifth slower beside a busy sibling thread.)
 const TALL: usize = 6;
-/// How far ahead a panel is prefetched, in bytes: a stream of its own for each of those multiplied at a time.
+/// How far ahead a panel is prefetched, in bytes. Each panel multiplied at a time is a separate stream.
 const AHEAD: usize = 1024;
 
 /// A matrix `W [O, I]` packed for `x · Wᵀ`.
@@ -50,9 +50,9 @@ const AHEAD: usize = 1024;
 pub struct PackedMatrix<T> {
     rows: usize,
     width: usize,
-    /// `[⌈O/16⌉, I, 16]`, with zeros for the rows that are missing, from `start` on.
+    /// `[⌈O/16⌉, I, 16]`, with zeros for missing rows, from `start` on.
     memory: Vec<T>,
-    /// Where a cache line begins: a panel is read by whole lines.
+    /// The first element, at the start of a cache line: a panel is read by whole lines.
     start: usize,
 }
 
@@ -79,7 +79,7 @@ impl<T: Element> PackedMatrix<T> {
     /// Packs rows of `width` elements.
     ///
     /// # Panics
-    /// If the elements are no whole rows.
+    /// If the elements are not whole rows.
     pub fn new(elements: &[T], width: usize) -> Self {
         assert!(width > 0 && elements.len().is_multiple_of(width), "whole rows of {width} elements");
         let rows = elements.len() / width;
@@ -87,7 +87,7 @@ impl<T: Element> PackedMatrix<T> {
         advise_huge_pages(&mut memory);
         let start = memory.as_ptr().align_offset(LINE).min(LINE / size_of::<T>());
         for (panel, from) in memory[start..].chunks_exact_mut(LANES * width).zip(elements.chunks(LANES * width)) {
-            // A part of the width at a time stays in the first-level cache until all rows are in it.
+            // One part of the width at a time, which stays in the first-level cache until all rows are in it.
             for (at, panel) in panel.chunks_mut(DEPTH * LANES).enumerate() {
                 for (r, row) in from.chunks_exact(width).enumerate() {
                     let part = &row[at * DEPTH..][..panel.len() / LANES];
@@ -118,7 +118,7 @@ impl<T: Element<Acc = f32>> PackedMatrix<T> {
     /// Writes the rows from `first` on, widened, to `out`.
     ///
     /// # Panics
-    /// If `out` does not hold whole rows, or more than there are.
+    /// If `out` does not hold whole rows, or holds more than there are.
     pub fn unpack(&self, isa: Isa, first: usize, out: &mut [f32]) {
         let fits = out.len().is_multiple_of(self.width) && first + out.len() / self.width <= self.rows;
         assert!(fits, "rows from {first} on, of {}", self.rows);
@@ -157,17 +157,17 @@ impl<T: Element<Acc = f32>> Kernel<f32> for Unpack<'_, T> {
     }
 }
 
-/// Where tasks write.
+/// The outputs that tasks write to.
 struct Outputs(Vec<*mut f32>);
 
-// SAFETY: tasks write the rows and panels of their own, which no other task has.
+// SAFETY: each task writes its own rows and panels, which no other task accesses.
 unsafe impl Sync for Outputs {}
 
 /// `y [R, O] = x · Wᵀ`, [finished](Finish), for several matrices that share the rows `x [R, I]`, as one piece of work
 /// for the team.
 ///
 /// # Panics
-/// If a matrix has another width, or an output, a bias or a residual another length.
+/// If a matrix has a different width, or an output, a bias or a residual has the wrong length.
 pub fn products<T: Element<Acc = f32>>(
     isa: Isa,
     team: &Team,
@@ -189,7 +189,7 @@ pub fn products<T: Element<Acc = f32>>(
         ends.push(total);
     }
     let each = (ROW_BYTES / (4 * width) / TALL).max(1) * TALL;
-    // The panels of the task after next of two threads, and of the next one of a thread.
+    // A thread's next task is probably the one `threads` tasks later.
     let ahead = team.threads() * PANELS;
     team.run(total * rows.div_ceil(each), |task| {
         let (block, column) = (task / total, task % total);
@@ -211,8 +211,8 @@ pub fn products<T: Element<Acc = f32>>(
     });
 }
 
-/// [`products`] of rows that are made when they are needed, a block at a time, and multiplied while they are in the
-/// cache: the windows of images. `gather` writes some of them; `block` has [this length](block_len).
+/// [`products`] of rows that are gathered a block at a time and multiplied while they are in the cache: the windows of
+/// images. `gather` writes a range of rows; `block` is a buffer of [`block_len`] elements.
 ///
 /// # Panics
 /// As [`products`], or if the block is too short.
@@ -229,7 +229,7 @@ pub fn gathered_products<T: Element<Acc = f32>>(
     let each = block_rows(width);
     for start in (0..rows).step_by(each) {
         let count = each.min(rows - start);
-        // One piece for each thread; nobody waits for its lock.
+        // One piece per thread; its lock is never contended.
         let piece = count.div_ceil(team.threads());
         let pieces: Vec<_> = block[..count * width].chunks_mut(piece * width).map(Mutex::new).collect();
         team.run(pieces.len(), |at| {
@@ -244,12 +244,12 @@ pub fn gathered_products<T: Element<Acc = f32>>(
     }
 }
 
-/// Rows of some width that are gathered at a time.
+/// Rows of this width that are gathered at a time.
 fn block_rows(width: usize) -> usize {
     (BLOCK_BYTES / (4 * width) / TALL).max(1) * TALL
 }
 
-/// Elements of memory for [`gathered_products`] of `rows` rows.
+/// Elements of the buffer for [`gathered_products`] of `rows` rows.
 pub fn block_len(rows: usize, width: usize) -> usize {
     rows.min(block_rows(width)) * width
 }
@@ -262,7 +262,7 @@ struct Columns<'a, T> {
     rows: Range<usize>,
     panels: Range<usize>,
     out: *mut f32,
-    /// How many panels further those of this thread's next task probably are.
+    /// How many panels ahead this thread's next task probably is.
     ahead: usize,
 }
 
@@ -309,7 +309,7 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
         }
     }
 
-    /// One register tile over a part of the width: its sums go on from those of the part before. Returns its rows.
+    /// One register tile over a part of the width, whose sums continue those of the previous part. Returns its rows.
     #[allow(clippy::needless_range_loop)]
     #[inline(always)]
     unsafe fn tile<V: Lanes<Scalar = f32>, const ROWS: usize, const PANELS: usize>(
@@ -331,8 +331,8 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
                 true => (w.wrapping_add((later - panel) * width * LANES), LANES),
                 false => (w, 0),
             };
-            // Totals go through memory before and after the loop, in loops so small that they are unrolled: others
-            // would keep the sums in memory within it.
+            // The sums go through memory before and after the loop, in loops small enough to be unrolled: otherwise
+            // they would be kept in memory inside it, too.
             let mut lanes = [[[0.0f32; LANES]; PANELS]; ROWS];
             if depth.start > 0 {
                 for (r, lanes) in lanes.iter_mut().enumerate() {

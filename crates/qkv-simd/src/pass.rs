@@ -35,7 +35,7 @@ pub trait Pass {
 pub fn run<P: Pass>(isa: Isa, pass: P) -> P::Output {
     match isa.level() {
         Level::Portable => pass.run(),
-        // What every aarch64 has is what the compiler uses anyway.
+        // Every aarch64 has NEON, so the compiler uses it anyway.
         #[cfg(target_arch = "aarch64")]
         Level::Neon => pass.run(),
         #[cfg(target_arch = "x86_64")]
@@ -59,8 +59,8 @@ fn avx512<P: Pass>(pass: P) -> P::Output {
     pass.run()
 }
 
-/// Functions of one number without branches, so that loops over them vectorize. In `f32` accurate to a few units in the
-/// last place; in `f64`, which is used to check gradients, those of the standard library and `libm`.
+/// Branch-free functions of one number, so that loops over them vectorize. In `f32` accurate to a few units in the last
+/// place; in `f64`, which is used to check gradients, those of the standard library and `libm`.
 pub trait Smooth: Real {
     /// The exponential; 0 below −87.3 in `f32`.
     fn exponential(self) -> Self;
@@ -78,7 +78,7 @@ pub trait Smooth: Real {
     fn error_function(self) -> Self;
 }
 
-/// 1.5 · 2²³: adding it rounds a number to a whole one, which the low bits then hold.
+/// 1.5 · 2²³: adding it rounds a number to an integer, which is then in the low bits.
 pub(crate) const MAGIC: f32 = 12_582_912.0;
 
 /// `eʳ` of `x = k·ln 2 + r`, and `k + MAGIC`.

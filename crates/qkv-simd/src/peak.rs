@@ -15,7 +15,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-/// Short runs, of which the best counts.
+/// The number of short runs, of which the best counts.
 const RUNS: usize = 5;
 /// Steps of each chain in a run: about a millisecond if a step of all chains takes eight cycles.
 const STEPS: usize = 400_000;
@@ -28,7 +28,7 @@ const STEPS: usize = 400_000;
 /// assert!(peak::fma::<f32>(Isa::best(), 1) > 0.0);
 /// ```
 pub fn fma<A: Real>(isa: Isa, threads: usize) -> f64 {
-    // Compiled here: whoever asks may be compiled without optimization.
+    // Compiled here, because the caller's crate may be compiled without optimization.
     let chains = if A::NAME == f64::NAME { chains_of_f64 } else { chains_of_f32 };
     best_of(threads, || chains(isa))
 }
@@ -67,7 +67,7 @@ pub fn tiles(isa: Isa, threads: usize) -> Option<f64> {
 }
 
 /// GB/s at which `threads` threads read these numbers together by summing them once. Their count decides whether they
-/// come from memory or from a cache: for a comparison, take as many as the compared work reads.
+/// come from memory or from a cache: for a comparison, use as many as the compared work reads.
 ///
 /// ```
 /// use qkv_simd::{Isa, peak};
@@ -76,7 +76,7 @@ pub fn tiles(isa: Isa, threads: usize) -> Option<f64> {
 pub fn read(isa: Isa, numbers: &[f32], threads: usize) -> f64 {
     let piece = numbers.len().div_ceil(threads.max(1)).max(1);
     let mut pieces: Vec<&[f32]> = numbers.chunks(piece).collect();
-    pieces.resize(threads.max(1), &[]); // of few numbers there are fewer pieces than threads
+    pieces.resize(threads.max(1), &[]); // few numbers make fewer pieces than threads
     together(pieces, |piece| {
         black_box(dispatch(isa, Sum(black_box(piece))));
         size_of_val(piece) as f64
@@ -157,7 +157,7 @@ unsafe fn chains<V: Lanes, const CHAINS: usize>() -> f64 {
     (2 * STEPS * CHAINS * V::Scalar::LANES) as f64
 }
 
-/// The sum of numbers, in chains that wait for nothing but memory.
+/// The sum of numbers, in enough chains that only memory limits it.
 struct Sum<'a>(&'a [f32]);
 
 impl Kernel<f32> for Sum<'_> {

@@ -43,14 +43,14 @@ pub fn bits(seed: u64, sequence: usize, head: usize, i: usize, j: usize) -> u16 
     (words[j % 8 / 2] >> (j % 2 * 16)) as u16
 }
 
-/// The 32 bits of each of four scores that sampling draws from, for the keys `4·group …` in order. A separate stream,
+/// The 32 bits that sampling draws for each of four scores, those of the keys `4·group …` in order. A separate stream,
 /// with the counter `(group, i, h, b)` and the high word of the seed inverted.
 #[inline]
 pub fn words(seed: u64, sequence: usize, head: usize, i: usize, group: usize) -> [u32; 4] {
     block([group as u32, i as u32, head as u32, sequence as u32], seed ^ (0xffff_ffff << 32))
 }
 
-/// Groups of eight keys that are drawn side by side.
+/// Groups of eight keys drawn side by side.
 const GROUPS: usize = 16;
 
 struct Keep<'a> {

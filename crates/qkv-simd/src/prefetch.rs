@@ -33,7 +33,7 @@ pub(crate) fn prefetch<T>(from: *const T) {
     let _ = from;
 }
 
-/// The same, no closer than the second-level cache.
+/// Prefetches into the second-level cache, no closer.
 #[inline(always)]
 pub(crate) fn prefetch_second<T>(from: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

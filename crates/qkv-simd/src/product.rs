@@ -74,7 +74,7 @@ pub enum Update {
     },
 }
 
-/// The rows of `C` at distance `row`.
+/// The rows of `C` with stride `row`.
 #[derive(Debug)]
 pub struct Target<'a, A> {
     /// The elements.
@@ -174,7 +174,7 @@ impl<A: Real> Kernel<A> for Product<'_, A> {
     #[inline(always)]
     unsafe fn run<V: Lanes<Scalar = A>>(mut self) {
         // A few panels of B against all rows, so that they stay in the first-level cache while A is streamed. The
-        // panels are divided evenly: five as three and two, because a tile of one waits for its sums or its loads.
+        // panels are divided evenly: five as three and two, because a tile of one panel waits for its sums or loads.
         // SAFETY: `product` checked that every row, panel and step below lies inside its slice; the caller guarantees
         // the instruction set.
         unsafe {
@@ -195,7 +195,7 @@ impl<A: Real> Kernel<A> for Product<'_, A> {
 }
 
 impl<A: Real> Product<'_, A> {
-    /// `PANELS` panels of C, all of their rows, in register tiles of about as many sums each.
+    /// `PANELS` panels of C, all of their rows, in register tiles with about the same number of sums.
     #[inline(always)]
     unsafe fn column<V: Lanes<Scalar = A>, const PANELS: usize>(&mut self, panel: usize) {
         // With 32 registers: 6 × 4, 8 × 3, 12 × 2 or 12 × 1.
@@ -311,7 +311,7 @@ impl<A: Real> Kernel<A> for Skipping<'_, A> {
         for r in 0..rows {
             for p in 0..panels {
                 let c_at = &mut c.data[r * c.row + p * A::LANES..][..A::LANES];
-                // SAFETY: as many lanes as are loaded and stored lie in `c_at`, and from each step of `b` on, as
+                // SAFETY: `c_at`, and `b` from each step on, have as many lanes as are loaded and stored, as
                 // `product_skipping_zeros` checked; the caller guarantees the instruction set.
                 unsafe {
                     let mut start = 0;

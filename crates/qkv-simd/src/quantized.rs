@@ -1,10 +1,10 @@
-//! Quantized matrices times a few vectors: the matrix products of generating one token at a time. They are as fast as
-//! the matrix can be read, so a matrix of 4 bits is read six times as fast as one of `f32`.
+//! Quantized matrices times a few vectors: the matrix products of generating one token at a time. They are bound by
+//! reading the matrix, so a matrix of 4 bits takes a sixth of the time of one of `f32`.
 //!
 //! Vectors are rounded once to 16 bits with a scale for every 32 elements ([`Vectors`]), which costs 2⁻¹⁶ of the
-//! block's largest element and buys integer products. Matrices are packed when they are loaded: the codes of sixteen
-//! rows side by side, in the order in which `kernel` reads them. Block types and what their codes mean are those of
-//! GGUF; reading files is left to others.
+//! block's largest element and allows integer products. Matrices are packed when they are loaded: the codes of sixteen
+//! rows side by side, in the order in which `kernel` reads them. Block types and the meaning of their codes are those
+//! of GGUF; reading files is left to others.
 
 mod kernel;
 mod rounding;
@@ -24,7 +24,7 @@ pub const BLOCK: usize = 32;
 pub const SUPER_BLOCKS: usize = 8;
 /// Rows that are packed side by side.
 const GROUP: usize = 16;
-/// Tasks for each thread of a product: enough that one who comes late finds some left.
+/// Tasks per thread of a product: enough that a thread that starts late still finds some.
 const TASKS_EACH: usize = 8;
 
 /// How the scales of blocks are stored.
@@ -34,13 +34,13 @@ enum ScaleKind {
     Plain = 0,
     /// A scale and a minimum for every block.
     Least = 1,
-    /// A scale and a minimum for every super-block, times bytes of its blocks.
+    /// A scale and a minimum for every super-block, times a byte each for every block.
     SuperLeast = 2,
-    /// A scale for every super-block, times signed bytes of half blocks.
+    /// A scale for every super-block, times a signed byte for every half block.
     SuperHalves = 3,
 }
 
-/// A block type of GGUF that products read.
+/// A GGUF block type that products support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// `scale · (code − 8)`, codes of 4 bits.
@@ -51,7 +51,7 @@ pub enum Format {
     Q5_0,
     /// `scale · code + minimum`, codes of 5 bits.
     Q5_1,
-    /// `scale · code`, codes of 8 bits with a sign.
+    /// `scale · code`, signed codes of 8 bits.
     Q8_0,
     /// `scale · part · code − minimum · part`, codes of 4 bits, super-blocks.
     Q4K,
@@ -71,7 +71,7 @@ impl Format {
         }
     }
 
-    /// What is taken off a code; those of 8 bits have a sign of their own.
+    /// The zero point that is subtracted from a code. Codes of 8 bits are signed.
     pub fn zero(self) -> i32 {
         match self {
             Format::Q4_0 => 8,
@@ -90,7 +90,7 @@ impl Format {
         }
     }
 
-    /// Elements that share a scale of 16 bits: a row has a multiple of them.
+    /// Elements that share a 16-bit scale: the width is a multiple of it.
     pub fn together(self) -> usize {
         match self.kind() {
             ScaleKind::Plain | ScaleKind::Least => BLOCK,
@@ -102,15 +102,15 @@ impl Format {
 /// The elements of a quantized matrix, row-major, before they are packed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Blocks {
-    /// One code for every element, also where it has fewer than 8 bits.
+    /// One byte per code, even if codes have fewer than 8 bits.
     pub codes: Vec<u8>,
     /// One scale for every [`Format::together`] elements.
     pub scales: Vec<f16>,
-    /// The minimum of as many, where the format has them.
+    /// One minimum for as many elements, if the format has minima.
     pub least: Vec<f16>,
-    /// The factors of the scales of blocks or half blocks, in super-blocks.
+    /// In super-blocks, the factor of the scale for each block or half block.
     pub parts: Vec<u8>,
-    /// The factors of the minima of blocks, in super-blocks with minima.
+    /// In super-blocks with minima, the factor of the minimum for each block.
     pub least_parts: Vec<u8>,
 }
 
@@ -147,7 +147,7 @@ impl QuantizedMatrix {
     /// fit.
     ///
     /// # Panics
-    /// If the order names a row that is not there.
+    /// If the order names a row that does not exist.
     pub fn new(format: Format, width: usize, blocks: &Blocks, order: impl Fn(usize) -> usize) -> Option<Self> {
         let (kind, together) = (format.kind(), format.together());
         if width == 0 || !width.is_multiple_of(together) || !blocks.codes.len().is_multiple_of(width) {
@@ -177,8 +177,8 @@ impl QuantizedMatrix {
         Some(packed)
     }
 
-    /// The codes of up to sixteen rows: two neighbors of a row in 32 bits, sixteen rows side by side; a nibble holds
-    /// the low bits, planes after the nibbles hold the others. Rows that are missing are zeros.
+    /// Packs the codes of up to sixteen rows side by side, two neighbors of a row in 32 bits. Nibbles hold the low
+    /// bits, planes after the nibbles the others. Missing rows are zeros.
     fn pack_codes(&self, blocks: &Blocks, rows: &[usize], to: &mut [u8]) {
         let bits = self.format.bits();
         to.fill(0);
@@ -191,7 +191,7 @@ impl QuantizedMatrix {
                     }
                     continue;
                 }
-                // Byte `side` and `half` of a line has two pairs' codes of that side.
+                // `byte(side, half)` of a line holds the codes of two pairs on that side.
                 for (line, codes) in codes.as_chunks::<8>().0.iter().enumerate() {
                     let byte = |side: usize, half: usize| codes[4 * half + side] & 15 | codes[4 * half + 2 + side] << 4;
                     let bytes = [byte(0, 0), byte(0, 1), byte(1, 0), byte(1, 1)];
@@ -215,7 +215,8 @@ impl QuantizedMatrix {
         }
     }
 
-    /// The scales of up to sixteen rows, block by block; those of a super-block before the factors of its blocks.
+    /// Packs the scales of up to sixteen rows, block by block; those of a super-block precede the factors of its
+    /// blocks.
     fn pack_scales(&mut self, blocks: &Blocks, rows: &[usize]) {
         let kind = self.format.kind();
         let (each, parts) = (self.width / self.format.together(), self.width / BLOCK);
@@ -260,7 +261,7 @@ impl QuantizedMatrix {
     }
 }
 
-/// Appends the bytes of sixteen rows; zeros for those that are missing.
+/// Appends the bytes of sixteen rows, with zeros for missing rows.
 fn push<const N: usize>(to: &mut Vec<u8>, rows: &[usize], bytes: impl Fn(usize) -> [u8; N]) {
     (0..GROUP).for_each(|r| to.extend(rows.get(r).map_or([0; N], |&row| bytes(row))));
 }
@@ -277,10 +278,10 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// Rounds the rows of `x [R, width]`. A block with a number that is not finite becomes NaN.
+    /// Rounds the rows of `x [R, width]`. A block with a non-finite number becomes NaN.
     ///
     /// # Panics
-    /// If the width is no multiple of [`BLOCK`], or `x` does not hold whole rows.
+    /// If the width is not a multiple of [`BLOCK`], or `x` does not hold whole rows.
     pub fn new(isa: Isa, x: &[f32], width: usize) -> Vectors {
         assert!(width > 0 && width.is_multiple_of(BLOCK) && x.len().is_multiple_of(width), "rows of whole blocks");
         let blocks = x.len() / BLOCK;
@@ -312,9 +313,9 @@ struct Round<'a> {
     into: &'a mut Vectors,
 }
 
-/// The largest number of a block.
+/// The largest code of a block.
 const LARGEST: f32 = 32767.0;
-/// Below this a block counts as zeros: the inverse of its scale would overflow.
+/// A block whose elements do not exceed this rounds to zeros: the inverse of its scale would overflow.
 const SMALLEST: f32 = 1e-30;
 
 impl Pass for Round<'_> {
@@ -332,7 +333,7 @@ impl Pass for Round<'_> {
                 largest[l] = larger;
             }
             for &x in x {
-                // 0 for a finite number, otherwise NaN.
+                // 0 for a finite number, NaN otherwise.
                 finite += x * 0.0;
             }
             let mut half = 8;
@@ -366,21 +367,21 @@ impl Pass for Round<'_> {
     }
 }
 
-/// Where a task writes.
+/// The outputs that tasks write to.
 struct Outputs<'a>(&'a [*mut f32]);
 
-// SAFETY: tasks write the rows of their own groups, which no other task has.
+// SAFETY: each task writes the rows of its own groups, which no other task accesses.
 unsafe impl Sync for Outputs<'_> {}
 
 /// `y [R, O] = x · Wᵀ` for several matrices that share the vectors, as one piece of work for the team.
 ///
 /// # Panics
-/// If a matrix has another width, or an output another length.
+/// If a matrix has a different width, or an output the wrong length.
 pub fn products(isa: Isa, team: &Team, x: &Vectors, outputs: &mut [(&QuantizedMatrix, &mut [f32])]) {
     let vectors: Vec<VectorRef> = (0..x.count).map(|at| x.vector(at)).collect();
     let vectors = SharedVectors(&vectors);
     let mut pointers = Vec::with_capacity(outputs.len() * x.count);
-    // The groups of a matrix follow those of the one before.
+    // Groups are numbered through all matrices, one after another.
     let mut ends = Vec::with_capacity(outputs.len());
     let mut total = 0;
     for (matrix, y) in outputs.iter_mut() {
@@ -533,7 +534,7 @@ mod tests {
             }
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx512vnni") {
-                // `run` took VNNI; this is the same without.
+                // `run` used VNNI; this is the same without it.
                 let rounded = Vectors::new(Isa::best(), &x[..width], width);
                 let mut y = vec![f32::NAN; rows];
                 let job = Job {

@@ -1,7 +1,7 @@
-//! The inner loops of resampling images, which look at every pixel of a photograph.
+//! The inner loops of resampling images, which visit every pixel of a photograph.
 
-/// Weighted sums of the pixels of a line, of 1 or 3 channels: `out[x] = Σ weight · line[first + k]`, one sum after the
-/// other. `taps` has the first pixel and the weights from there on, for each new pixel.
+/// Weighted sums of the pixels of a line with 1 or 3 channels: `out[x] = Σ weight · line[first + k]`, in order of `k`.
+/// For each new pixel, `taps` has the first pixel of its sum and the weights from there on.
 ///
 /// ```
 /// let mut out = [0.0; 2];
@@ -10,7 +10,7 @@
 /// ```
 ///
 /// # Panics
-/// If there are other channels, or a slice is too short.
+/// If there is another number of channels, or a slice is too short.
 pub fn weigh_line(line: &[u8], channels: usize, taps: &[(usize, Vec<f32>)], out: &mut [f32]) {
     match channels {
         1 => weigh::<1>(line, taps, out),

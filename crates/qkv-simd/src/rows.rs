@@ -1,4 +1,4 @@
-//! Conversion of rows: widened to the accumulator type, and rounded from it.
+//! Conversion of rows: widening to the accumulator type, and rounding from it.
 
 use crate::isa::Isa;
 use crate::kernel::{Kernel, dispatch};
@@ -15,7 +15,7 @@ struct Widen<'a, T: Element> {
     to_row: usize,
 }
 
-/// Widens a row to the accumulator type, and returns whether all of it is finite.
+/// Widens a row to the accumulator type and returns whether all of it is finite.
 ///
 /// # Panics
 /// If the rows differ in length.
@@ -24,11 +24,11 @@ pub(crate) fn widen<T: Element>(isa: Isa, from: &[T], to: &mut [T::Acc]) -> bool
     widen_rows(isa, (from, from.len()), from.len(), (to, from.len()))
 }
 
-/// Widens rows of `width` elements at distance `from_row`, pads each with zeros to `to_row`, and returns whether
-/// everything is finite: as many rows as fit into `to`.
+/// Widens as many rows of `width` elements with stride `from_row` as fit into `to`, pads each with zeros to `to_row`,
+/// and returns whether all elements are finite.
 ///
 /// # Panics
-/// If there are fewer rows, or they are shorter.
+/// If there are fewer rows, or rows are shorter.
 pub(crate) fn widen_rows<T: Element>(
     isa: Isa,
     (from, from_row): (&[T], usize),
@@ -77,10 +77,10 @@ struct Narrow<'a, T: Element> {
     to_row: isize,
 }
 
-/// Rounds `count` rows of `width` accumulators at distance `from_row` into place.
+/// Rounds `count` rows of `width` accumulators with stride `from_row` into place.
 ///
 /// # Safety
-/// There is memory for rows of `width` elements from `to` on at distance `to_row`, which nothing else accesses at the
+/// There is memory for rows of `width` elements from `to` on with stride `to_row`, which nothing else accesses at the
 /// same time.
 pub(crate) unsafe fn narrow<T: Element>(
     isa: Isa,
@@ -123,7 +123,7 @@ struct NarrowScaled<'a, T: Element> {
 /// Multiplies each row of accumulators by its factor and rounds it into place: one row per factor.
 ///
 /// # Safety
-/// There is memory for rows of `width` elements from `to` on at distance `to_row`, which nothing else accesses at the
+/// There is memory for rows of `width` elements from `to` on with stride `to_row`, which nothing else accesses at the
 /// same time.
 pub(crate) unsafe fn narrow_scaled<T: Element>(
     isa: Isa,
@@ -143,7 +143,7 @@ impl<T: Element> Kernel<T::Acc> for NarrowScaled<'_, T> {
         let lanes = T::Acc::LANES;
         for (r, &factor) in self.factors.iter().enumerate() {
             for (at, from) in self.from[r * self.from_row..][..self.width].chunks(lanes).enumerate() {
-                // SAFETY: as in `Narrow`, for rows at distance `to_row`.
+                // SAFETY: as in `Narrow`, for rows with stride `to_row`.
                 unsafe {
                     let x = T::Acc::lanes::<V>(from.as_ptr(), from.len()).mul(V::splat(factor));
                     T::store_lanes(x, self.to.offset(r as isize * self.to_row).add(at * lanes), from.len());

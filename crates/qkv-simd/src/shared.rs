@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 /// Runs `body` for every task `0 .. tasks` on up to `threads` workers of the current rayon pool, which take tasks in
 /// ascending order. Each worker builds its own state with `worker`. A body may wait for an earlier task, which is
 /// already running and never waits for a later one, but must not call into rayon. [Within](crate::team::Team::within) a
-/// team, its threads are the workers.
+/// team, the workers are its threads.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -68,7 +68,7 @@ const READY_NOT_FINITE: u8 = 3;
 #[derive(Debug, Default)]
 pub struct BlockStates(Vec<AtomicU8>);
 
-/// A buffer of equal blocks, each filled by the first worker that needs it and then read by all.
+/// A buffer of blocks of equal size, each filled by the first worker that needs it and then read by all.
 pub struct LazyBlocks<'a, A> {
     data: &'a [UnsafeCell<A>],
     states: &'a [AtomicU8],
@@ -141,8 +141,8 @@ impl Drop for Release<'_> {
 const LOCKED: u64 = 1 << 63;
 const ABANDONED: u64 = u64::MAX;
 
-/// A buffer of equal regions, each entered by one worker at a time in the order of its turns, so that additions from
-/// many workers have one order whatever their timing.
+/// A buffer of regions of equal size, each entered by one worker at a time in the order of its turns, so that additions
+/// from many workers have one order whatever their timing.
 pub struct Turnstile<'a, A> {
     data: &'a [UnsafeCell<A>],
     turns: Vec<AtomicU64>,
@@ -162,7 +162,7 @@ impl<'a, A> Turnstile<'a, A> {
         Turnstile { data: cells(data), turns: (0..regions).map(|r| AtomicU64::new(first(r))).collect(), size }
     }
 
-    /// Waits for the region's `turn`, and holds the region.
+    /// Waits for `turn` of the region and then holds the region.
     ///
     /// # Panics
     /// If there is no such region, the turn is 2⁶³ or later, or a worker that held the region panicked.
@@ -184,7 +184,7 @@ impl<'a, A> Turnstile<'a, A> {
 }
 
 /// A held region. It borrows cells: an exclusive borrow would last until the end of [`leave`](Region::leave), when the
-/// worker whose turn is next may have entered already.
+/// worker whose turn is next may already have entered.
 pub struct Region<'a, A> {
     cells: &'a [UnsafeCell<A>],
     state: &'a AtomicU64,
@@ -226,7 +226,7 @@ pub struct Rows<'a, T> {
 }
 
 impl<'a, T: Element> Rows<'a, T> {
-    /// Over an output of which no row has been written yet.
+    /// For an output of which no row has been written yet.
     pub fn new(view: ViewMut<'a, T>) -> Self {
         let [batch, heads, length, width] = view.shape();
         // Rows without elements are not tracked: they may be more than can be counted.
@@ -243,7 +243,7 @@ impl<'a, T: Element> Rows<'a, T> {
         self.write_all(b, h, i, 1, row, row.len());
     }
 
-    /// Rounds `count` rows of accumulators into the rows from `i` on; they lie at distance `row` in `data`.
+    /// Rounds `count` rows of accumulators, which have stride `row` in `data`, into the rows from `i` on.
     ///
     /// # Panics
     /// If one of the rows was written before or does not exist, or `data` is too short.

@@ -1,9 +1,9 @@
-//! A team of threads for many short pieces of work in a row, as the layers of one token are. Between two of them its
-//! members spin for some microseconds instead of sleeping, so that handing out work costs a fraction of a microsecond;
-//! left alone for longer they sleep.
+//! A team of threads for many short pieces of work one after another, such as the layers for one token. Between two
+//! pieces its members spin for some microseconds instead of sleeping, so that handing out work costs a fraction of a
+//! microsecond; if they stay without work for longer, they sleep.
 //!
-//! Tasks are taken one by one by whoever is free. A member that the system does not run takes none, and nobody waits
-//! for it: on a busy machine a team is not slower than its leader alone.
+//! Tasks are taken one by one by whichever thread is free. A member that the system does not schedule takes none, and
+//! nobody waits for it: on a busy machine a team is not slower than its leader alone.
 
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-/// How often a member looks for work before it sleeps: some 50 µs.
+/// How many times a member looks for work before it sleeps: about 50 µs.
 const SPINS: u32 = 1_000;
 /// The largest number of tasks of one ticket; more are handed out several at a time.
 const MOST_TASKS: usize = 1 << 15;
 
-/// Threads that work together. Work that is given to a team while it is busy is done by the caller alone.
+/// Threads that work together. Work given to a team that is busy is done by the caller alone.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,8 +37,8 @@ type Body = *const (dyn Fn(usize) + Sync);
 
 #[derive(Debug)]
 struct Shared {
-    /// The number of the work in 32 bits, the next task in 16 and the number of tasks in 16. Whoever moves the next
-    /// task forward owns it.
+    /// The serial number of the work in 32 bits, the next task in 16 and the number of tasks in 16. The thread that
+    /// advances the next task owns it.
     ticket: AtomicU64,
     /// Written by the leader before a ticket has tasks, and read by the owner of a task.
     body: UnsafeCell<Option<Body>>,
@@ -94,7 +94,7 @@ impl Shared {
         self.asleep.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A member's life.
+    /// The main loop of a member.
     fn serve(&self) {
         let mut spins = 0;
         while !self.stop.load(Ordering::Relaxed) {
@@ -107,8 +107,8 @@ impl Shared {
                 std::hint::spin_loop();
             } else {
                 let mut guard = self.lock();
-                // The leader publishes a ticket and then looks for sleepers; a member says that it sleeps and then
-                // looks for a ticket. One of them sees the other.
+                // The leader publishes a ticket and then looks for sleepers; a member announces that it sleeps and then
+                // looks for a ticket. At least one of them sees the other.
                 self.sleeping.fetch_add(1, Ordering::SeqCst);
                 while !self.has_tasks() && !self.stop.load(Ordering::SeqCst) {
                     guard = self.wake.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -132,7 +132,8 @@ thread_local! {
     static CURRENT: Cell<Option<*const Team>> = const { Cell::new(None) };
 }
 
-/// [`Team::run`] of the team that this thread works [within](Team::within); `false`, and nothing done, without one.
+/// [`Team::run`] of the team that this thread works [within](Team::within); returns `false`, with nothing done, if
+/// there is none.
 pub(crate) fn run_within(tasks: usize, body: impl Fn(usize) + Sync) -> bool {
     let Some(team) = CURRENT.get() else { return false };
     // SAFETY: `within` borrows the team for as long as it is set.
@@ -155,7 +156,7 @@ impl Team {
         });
         let member = |at: usize| {
             let shared = shared.clone();
-            // A system that gives no thread leaves the team smaller.
+            // If the system refuses a thread, the team is smaller.
             std::thread::Builder::new().name(format!("qkv-team-{at}")).spawn(move || shared.serve()).ok()
         };
         let members = (1..threads).map_while(member).collect();
@@ -170,7 +171,7 @@ impl Team {
     /// Calls `body` for every task `0 .. tasks`, each once, and returns when all are done.
     ///
     /// # Panics
-    /// If a body does.
+    /// If `body` panics.
     pub fn run(&self, tasks: usize, body: impl Fn(usize) + Sync) {
         let _leader = match self.leader.try_lock() {
             Ok(leader) if tasks > 1 && !self.members.is_empty() => leader,
@@ -181,7 +182,8 @@ impl Team {
         self.lead(tasks.div_ceil(each), &several);
     }
 
-    /// Runs `work`, in which [`for_each_task`](crate::shared::for_each_task) hands tasks to this team instead of rayon.
+    /// Runs `work`, within which [`for_each_task`](crate::shared::for_each_task) hands tasks to this team instead of
+    /// rayon.
     pub fn within<R>(&self, work: impl FnOnce() -> R) -> R {
         struct Reset(Option<*const Team>);
         impl Drop for Reset {

@@ -1,6 +1,6 @@
 //! Passes over a tile of scores in the first-level cache: online softmax and its gradient, scales, caps, biases and
-//! masks. A tile is rows of `width` elements (whole panels) at distance `row`. A pass treats each row by itself, so a
-//! row has the same bits in any tile.
+//! masks. A tile is rows of `width` elements (whole panels) with stride `row`. A pass treats each row independently, so
+//! a row has the same bits in any tile.
 //!
 //! A score of −∞ marks an absent pair: its weight and its gradient are exactly 0, even if other values are NaN.
 
@@ -167,7 +167,7 @@ struct ApplyMask<'a, A, const WORDS: usize> {
     spans: &'a [Span],
 }
 
-/// Sets the scores whose bits are not set to −∞, within the panels of each row's span.
+/// Sets the scores whose bit is clear to −∞, within the panels of each row's span.
 ///
 /// # Panics
 /// If a row is not whole panels or shorter than its span, or there are fewer rows, spans or bits than needed.
@@ -339,10 +339,10 @@ struct PackPanels<'a, A> {
 }
 
 /// Packs rows into panels: `LANES` rows interleaved, element by element of the width, with zeros for missing rows of
-/// the last panel. The rows are whole panels apart, and there is memory for whole panels of rows.
+/// the last panel. The row stride is whole panels, and there is memory for whole panels of rows.
 ///
 /// # Panics
-/// If a slice is too short, or the distance is not whole panels.
+/// If a slice is too short, or the row stride is not whole panels.
 pub fn pack_panels<A: Real>(isa: Isa, rows: &[A], row: usize, count: usize, width: usize, out: &mut [A]) {
     let padded = padded::<A>(count);
     let long = row >= width && rows.len() >= padded.saturating_mul(row);
@@ -389,7 +389,7 @@ struct Transpose<'a, A> {
     to_row: usize,
 }
 
-/// Transposes `rows` rows that are `panels` panels wide, each side with its own distance. The number of rows is whole
+/// Transposes `rows` rows that are `panels` panels wide, with a row stride for each side. The number of rows is whole
 /// panels too.
 ///
 /// # Panics
@@ -455,8 +455,8 @@ impl<A: Real> Kernel<A> for CorrespondingDots<'_, A> {
         // One lane per pair of rows and one step per element: squares of both sides are transposed on the fly.
         let mut squares = [[A::ZERO; MAX_LANES * MAX_LANES]; 2];
         for (first, out) in self.out.chunks_mut(lanes).enumerate().map(|(at, out)| (at * lanes, out)) {
-            // SAFETY: with as many rows as lanes, the squares lie inside them, as `dots` checked, and the buffers hold
-            // a square of lanes each; the caller guarantees the instruction set.
+            // SAFETY: if there are as many rows as lanes, the squares lie inside them, as `dots` checked, and the
+            // buffers hold a square of lanes each; the caller guarantees the instruction set.
             unsafe {
                 let mut sums = V::splat(A::ZERO);
                 for x in (0..row).step_by(lanes) {

@@ -307,8 +307,8 @@ impl<'a, T: Copy> View<'a, T> {
         Some(unsafe { std::slice::from_raw_parts(self.data.offset(row), self.shape[3]) })
     }
 
-    /// `count` rows from `i` on as one slice, and the distance between rows; `None` if a row is not contiguous or the
-    /// rows overlap or descend.
+    /// `count` rows from `i` on as one slice, and their stride; `None` if a row is not contiguous, or the rows overlap
+    /// or descend.
     ///
     /// # Panics
     /// If there are fewer rows.
@@ -325,7 +325,7 @@ impl<'a, T: Copy> View<'a, T> {
         Some((unsafe { std::slice::from_raw_parts(self.data.offset(first), (count - 1) * row + width) }, row))
     }
 
-    /// Writes the rows from `i` on into `out` as slices, as many as it holds; `false` if they are not contiguous.
+    /// Fills `out` with slices of the rows from `i` on; returns `false` if they are not contiguous.
     ///
     /// # Panics
     /// If there are fewer rows.
@@ -405,7 +405,7 @@ impl<T: Element> View<'_, T> {
         }
     }
 
-    /// Widens the part of a row from `start` on, as much as fits into `out`.
+    /// Widens a part of a row, from `start` on, into all of `out`.
     ///
     /// # Panics
     /// If the row is shorter.
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn rows_without_elements_touch_no_memory() {
-        // No memory behind it, and strides whose offsets do not fit a machine word.
+        // No memory behind the view, and strides whose offsets do not fit a machine word.
         let nothing: [f32; 0] = [];
         for strides in [[0, 0, 0, 1], [isize::MAX, isize::MIN, isize::MAX, 1], [5, 5, 5, isize::MAX]] {
             let view = View::strided(&nothing, usize::MAX, [2, 3, 5, 0], strides).unwrap();

@@ -1,5 +1,5 @@
 //! The figures that the README claims, measured: `cargo bench -p qkv`. Times are the best of several; memory is what
-//! the process asked for beyond inputs and outputs, by a counting allocator.
+//! the process allocates beyond inputs and outputs, measured by a counting allocator.
 
 use qkv::reference::Reference;
 use qkv::{Attention, Features, Inputs, Lsh, Mask, Output, OutputMut, Scratch, Tensor, Upstream, ViewMut};
@@ -168,7 +168,7 @@ fn main() {
             for causal in [false, true] {
                 let attention = Attention::linear(features).mask(if causal { Mask::causal() } else { Mask::full() });
                 let mut runs = [16_384, 262_144].map(|n| LinearRun::new(&attention, n));
-                // In turns, and as much work with either, so that neither is luckier.
+                // In turns, with the same amount of work each, so that neither is favored by chance.
                 for _ in 0..12 {
                     for run in &mut runs {
                         run.round(&attention);
@@ -205,7 +205,7 @@ fn main() {
     }
 }
 
-/// Linear attention over one length: its data, and the best ns a token so far.
+/// Linear attention over one length: its data, and the best ns per token so far.
 struct LinearRun {
     n: usize,
     tensors: [Tensor<f32, 4>; 4],

@@ -1,4 +1,4 @@
-//! A mask of one's own by `&`, `|` and `!`, printed and counted: `cargo run --release -p qkv --example custom_mask`.
+//! A custom mask built with `&`, `|` and `!`, printed and counted: `cargo run --release -p qkv --example custom_mask`.
 
 use qkv::{Attention, Inputs, Mask, MaskData, Tensor};
 

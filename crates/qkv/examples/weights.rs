@@ -1,4 +1,4 @@
-//! The weights of a long sequence, recomputed where they are wanted: `cargo run --release -p qkv --example weights`.
+//! The weights of a long sequence, recomputed on demand: `cargo run --release -p qkv --example weights`.
 
 use qkv::{Attention, Inputs, Mask, Pool, Tensor};
 

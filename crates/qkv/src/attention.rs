@@ -1,4 +1,4 @@
-//! [`Attention`]: the description of an attention and its builders. What can be asked of it is in [`calls`].
+//! [`Attention`]: the description of an attention and its builders. The calls on it are in [`calls`].
 
 mod calls;
 
@@ -32,15 +32,15 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Attention {
-    /// How alike a query and a key are.
+    /// The similarity of a query and a key.
     pub score: Score,
-    /// What scores are multiplied by.
+    /// The factor that scores are multiplied by.
     pub scale: Scale,
-    /// What they are divided by afterwards.
+    /// The temperature that scores are divided by after the scale.
     pub temperature: Option<f64>,
     /// The soft cap on scores.
     pub softcap: Option<f64>,
-    /// What is added to scores.
+    /// The bias that is added to scores.
     pub bias: Bias,
     /// Which keys a query may see.
     pub mask: Mask,
@@ -115,7 +115,7 @@ impl Attention {
         self
     }
 
-    /// Divide scores by this after the scale: above 1 the weights spread, below 1 they gather.
+    /// Divide scores by this after the scale: above 1 the weights spread, below 1 they concentrate.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 9, 4], 1);
@@ -220,10 +220,10 @@ impl Attention {
     }
 
     /// Predictive local attention (local-p of Luong et al. 2015, arXiv:1508.04025): each query sees the keys within
-    /// `half_width` of its predicted centre, the input `center [B, Hq, N]`, and its weights are multiplied by
-    /// `exp(−(j − c)² / 2σ²)` with `σ = half_width / 2`, not normalised again. The centre has a gradient.
+    /// `half_width` of its predicted center, the input `center [B, Hq, N]`, and its weights are multiplied by
+    /// `exp(−(j − c)² / 2σ²)` with `σ = half_width / 2`, without normalizing them again. The center has a gradient.
     ///
-    /// Monotonic local attention (local-m) is [`Mask::window`](crate::Mask::window) around the query's own place.
+    /// Monotonic local attention (local-m) is [`Mask::window`](crate::Mask::window) around the query's own position.
     ///
     /// ```
     /// use qkv::{Attention, Inputs, Tensor, Upstream};
@@ -241,8 +241,8 @@ impl Attention {
         self
     }
 
-    /// Drop each weight with probability `p` and scale up the others. What is dropped depends on the seed of the call,
-    /// [`Inputs::seed`](crate::Inputs::seed). To evaluate, use [`for_evaluation`](Attention::for_evaluation).
+    /// Drop each weight with probability `p` and scale up the others. Which weights are dropped depends on the seed of
+    /// the call, [`Inputs::seed`](crate::Inputs::seed). To evaluate, use [`for_evaluation`](Attention::for_evaluation).
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 9, 4], 1);
@@ -279,8 +279,8 @@ impl Attention {
             || matches!(self.select, Select::Hard(Choice { sample: true, .. }))
     }
 
-    /// Give every head a sink: a logit, from the input `sinks [Hq]`, that takes mass and gives no value (Xiao et al.
-    /// 2023, arXiv:2309.17453). The log-sum-exp counts it, and the weights of a row sum to less than 1.
+    /// Give every head a sink: a logit, from the input `sinks [Hq]`, that takes probability mass and has no value (Xiao
+    /// et al. 2023, arXiv:2309.17453). The log-sum-exp counts it, and the weights of a row sum to less than 1.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 9, 4], 1);

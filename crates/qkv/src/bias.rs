@@ -1,9 +1,9 @@
-//! **Bias**: what is added to a score for where query and key stand.
+//! **Bias**: what is added to a score depending on the positions of query and key.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Add;
 
-/// What is added to every score after scale and cap. Biases add up: `Bias::alibi() + Bias::tensor()`.
+/// A bias, added to every score after scale and cap. Biases add up: `Bias::alibi() + Bias::tensor()`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Bias {
@@ -16,12 +16,12 @@ pub struct Bias {
 }
 
 impl Bias {
-    /// Whether it has ALiBi's.
+    /// Whether it includes ALiBi.
     pub fn has_alibi(self) -> bool {
         self.alibi
     }
 
-    /// Whether it takes the input `bias`.
+    /// Whether it includes the input `bias`.
     pub fn wants_tensor(self) -> bool {
         self.tensor
     }
@@ -31,7 +31,7 @@ impl Bias {
         self.relative
     }
 
-    /// Nothing.
+    /// No bias.
     pub fn none() -> Bias {
         Bias::default()
     }
@@ -82,7 +82,7 @@ impl Bias {
     }
 }
 
-/// Both. Two relative tables are an error at first use: a call has only one `table`.
+/// The sum of both. Two relative tables are an error at first use: a call has only one `table`.
 impl Add for Bias {
     type Output = Bias;
     fn add(self, other: Bias) -> Bias {
@@ -95,8 +95,8 @@ impl Add for Bias {
     }
 }
 
-/// The slope of each head, as the ALiBi paper has them: `2^(−8/H), 2^(−16/H), …` where the number of heads is a power
-/// of two; otherwise those of the next lower power, followed by every other one of the next higher.
+/// The slope of each head, as in the ALiBi paper: `2^(−8/H), 2^(−16/H), …` if the number of heads is a power of two;
+/// otherwise the slopes of the next lower power, followed by every other slope of the next higher.
 ///
 /// ```
 /// assert_eq!(qkv::alibi_slopes(8)[..2], [0.5, 0.25]);

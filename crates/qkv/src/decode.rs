@@ -19,7 +19,7 @@ pub enum Decode {
 }
 
 /// Keys and values that grow by a few tokens at a time, `[B, Hk, length, width]`. Capacity
-/// doubles when it runs out, so appending takes amortized time in the number of new tokens.
+/// doubles when it runs out, so appending takes amortized time linear in the number of new tokens.
 #[derive(Clone, Debug)]
 pub struct Cache<T> {
     batch: usize,
@@ -109,7 +109,7 @@ impl<T: Element> Cache<T> {
     /// ```
     ///
     /// # Panics
-    /// Where there is no such sequence.
+    /// If there is no such sequence.
     pub fn select(&mut self, sequences: &[usize]) {
         assert!(sequences.iter().all(|&b| b < self.batch), "a sequence beyond the {} there are", self.batch);
         if sequences.iter().copied().eq(0..self.batch) {

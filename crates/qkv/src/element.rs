@@ -1,5 +1,5 @@
-//! The types that attention is computed in, and the engines compiled for each of them, here and once: whoever calls a
-//! generic method finds them ready instead of compiling them again.
+//! The types that attention is computed in, and the engines, compiled here once for each type: callers of a generic
+//! method use these instances instead of compiling them again.
 
 use crate::decode::Decode;
 use crate::error::Result;
@@ -15,14 +15,15 @@ use crate::select::Select;
 use crate::weights::{Task, Weights, WeightsRequest};
 use half::{bf16, f16};
 
-/// A type that attention is computed in: `f32`, `f64`, `bf16` or `f16`. Sums are made in `f32`, or `f64` for itself.
+/// A type that attention is computed in: `f32`, `f64`, `bf16` or `f16`. Sums are accumulated in `f32`, or in `f64` for
+/// `f64`.
 #[allow(private_bounds)]
 pub trait Element: qkv_simd::Element + Engines {}
 
-/// What is computed of a problem, by the engine that its score and its selection belong to.
+/// The computations on a problem, each by the engine of its score and selection.
 pub(crate) trait Engines: qkv_simd::Element {
-    /// The scratch of calls that bring none of their own: memory that every call asked the system for, and touched for
-    /// the first time, would cost short calls on many threads most of their time.
+    /// The scratch of calls that bring none: if every call allocated its memory and touched it for the first time, that
+    /// would take most of the time of short calls on many threads.
     fn scratch() -> &'static Scratch<Self::Acc>;
 
     /// Writes the output of a softmax.
@@ -45,7 +46,7 @@ pub(crate) trait Engines: qkv_simd::Element {
         threads: usize,
     ) -> Result<()>;
 
-    /// The gradients of everything that was given.
+    /// Writes the gradients of all given inputs.
     fn backward(
         problem: &Problem<'_, Self>,
         out: OutputRef<'_, Self>,

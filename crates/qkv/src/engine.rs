@@ -13,9 +13,9 @@
 //!
 //! # Compiled masks
 //!
-//! [`CompiledMask::new`] turns a [`Mask`](crate::Mask) into an expression over simple predicates. An engine takes it as
-//! it needs it: [`classify`](CompiledMask::classify) for the verdict of a tile, [`band`](CompiledMask::band) for
-//! kernels that know intervals, and [`program`](CompiledMask::program) for kernels that interpret a postfix program.
+//! [`CompiledMask::new`] turns a [`Mask`](crate::Mask) into an expression over simple predicates. An engine uses the
+//! form that it needs: [`classify`](CompiledMask::classify) for the verdict of a tile, [`band`](CompiledMask::band) for
+//! kernels that support intervals, and [`program`](CompiledMask::program) for kernels that interpret a postfix program.
 //!
 //! A [`Step`] of a program has 40 bytes, `{ i32 code; i32 size; i64 x; i64 y; u64 data; i64 count; }`. An interpreter
 //! keeps a stack of booleans (for a pair) or of verdicts (for a tile): a predicate pushes one, `AND` and `OR` replace
@@ -43,8 +43,8 @@ use crate::output::Output;
 use crate::place::Place;
 use crate::tensor::Tensor;
 
-/// The output of a softmax, as another engine made it: values `[B, Hq, N, Dv]`, log-sum-exp and entropy `[B, Hq, N]`,
-/// and where the queries stood.
+/// The output of a softmax that another engine computed: values `[B, Hq, N, Dv]`, log-sum-exp and entropy `[B, Hq, N]`,
+/// and the place of the queries.
 pub fn output<T: qkv_simd::Element>(
     values: Tensor<T, 4>,
     lse: Tensor<T::Acc, 3>,
@@ -54,7 +54,7 @@ pub fn output<T: qkv_simd::Element>(
     Output { entropy, ..Output::new(values, lse, place) }
 }
 
-/// Where the queries of an output stood.
+/// The place of the queries of an output.
 pub fn place_of<T: qkv_simd::Element>(out: &Output<T>) -> Place {
     out.place
 }

@@ -1,5 +1,5 @@
-//! What can be wrong with a description or its inputs. Every variant names the tensor or setting, what it is and what
-//! was expected; nothing here is ever a panic.
+//! The errors of a description or its inputs. Every variant names the tensor or setting, what was found and what was
+//! expected; none of them is ever a panic.
 
 use qkv_simd::ViewError;
 
@@ -7,7 +7,7 @@ use qkv_simd::ViewError;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A tensor has another shape than the rest asks for.
+    /// The shape of a tensor does not fit the rest of the call.
     #[error("`{tensor}` has shape {found:?}, expected {expected}")]
     Shape {
         /// Its name.
@@ -17,7 +17,7 @@ pub enum Error {
         /// The shape it should have, with the reason.
         expected: String,
     },
-    /// The query heads cannot be shared out evenly over the key heads.
+    /// The query heads cannot be divided evenly among the key heads.
     #[error("`q` has {query} heads and `k` has {key}: the first must be a multiple of the second")]
     Heads {
         /// Heads of the queries.
@@ -25,15 +25,15 @@ pub enum Error {
         /// Heads of the keys and values.
         key: usize,
     },
-    /// The description asks for a tensor that was not given.
+    /// The description needs a tensor that was not given.
     #[error("`{tensor}` is missing: {needed_by} needs it")]
     Missing {
         /// Its name.
         tensor: &'static str,
-        /// What asks for it.
+        /// What needs it.
         needed_by: &'static str,
     },
-    /// A tensor was given that the description has no use for.
+    /// A tensor was given that the description does not use.
     #[error("`{tensor}` was given, but {reason}")]
     Unused {
         /// Its name.
@@ -41,7 +41,7 @@ pub enum Error {
         /// Why it has no effect.
         reason: &'static str,
     },
-    /// A number or an entry of a tensor has no meaning where it stands.
+    /// A number, or an entry of a tensor, is not valid.
     #[error("`{name}` is {found}, expected {expected}")]
     Value {
         /// Which number.
@@ -66,10 +66,10 @@ pub enum Error {
     TooLarge {
         /// Its name.
         tensor: &'static str,
-        /// The shape asked for.
+        /// The requested shape.
         shape: Vec<usize>,
     },
-    /// A slice cannot be seen as the shape that was asked for.
+    /// A slice cannot be viewed with the requested shape.
     #[error(transparent)]
     View(#[from] ViewError),
 }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 /// `out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j)` over the keys `j` that query `i` may see.
 ///
 /// Since the sum over keys of `φ(k_j) v_jᵀ` does not depend on the query, time is linear in the length: for `F`
-/// features it is `O((n + m)·F·Dv)`. The log-sum-exp is the log of the denominator; where that is 0 (nothing is seen,
-/// or every product is 0, which ReLU can do) it is −∞, the output is 0 and so are the gradients.
+/// features it is `O((n + m)·F·Dv)`. The log-sum-exp is the log of the denominator; if that is 0 (no key is visible, or
+/// every product is 0, which is possible with ReLU) it is −∞, the output is 0 and so are the gradients.
 ///
 /// | map | `φ(x)` | features | paper |
 /// | --- | --- | --- | --- |
@@ -17,12 +17,12 @@ use serde::{Deserialize, Serialize};
 /// | [`Relu`](Features::Relu) | `max(x, 0)` | `D` | Shen et al. 2021; Cai et al. 2022, arXiv:2205.14756 |
 /// | [`Favor`](Features::Favor) | `exp(w_f·x' − ‖x'‖²/2) / √F`, `x' = √scale·x` | `count` | Choromanski et al. 2020, arXiv:2009.14794 |
 ///
-/// **What goes with it.** The masks [full](crate::Mask::full), [causal](crate::Mask::causal) at every
+/// **What it supports.** The masks [full](crate::Mask::full), [causal](crate::Mask::causal) at every
 /// [place](crate::Place), [lengths](crate::Mask::lengths), [segments](crate::Mask::segments), and any `&` of these;
-/// with FAVOR+ a fixed scale above 0. **What does not**, and is refused with
+/// with FAVOR+ a fixed scale above 0. **What it does not support**, and refuses with
 /// [`Error::Conflict`](crate::Error::Conflict): every other mask, and `|` and `!`, because the keys that a query sees
 /// must be the first few of a sequence; biases, soft-cap, temperature and a learned scale, because there is no score to
-/// change; dropout, sinks and entropy, because no weight is ever made; a scale with elu or ReLU, which have none.
+/// change; dropout, sinks and entropy, because no weight is ever computed; a scale with elu or ReLU, which have none.
 ///
 /// ```
 /// use qkv::{Attention, Features, Inputs, Mask, Tensor};
@@ -46,10 +46,9 @@ pub enum Features {
     /// `max(x, 0)`; its gradient at 0 is 0.
     Relu,
     /// FAVOR+, the Performer's positive orthogonal random features: `φ(q)·φ(k)` estimates `exp(scale·q·k)`, without
-    /// bias. The scale is 1/√d unless another is given. The rows `w_f` are orthogonal in blocks of `d` and depend on
-    /// width, count and seed alone, on every machine. What keeps the exponentials in range is local, a row's own
-    /// maximum and a running maximum over the keys seen so far, so that neither causal attention nor decoding looks
-    /// ahead.
+    /// bias. The scale is 1/√d unless another is given. The rows `w_f` are orthogonal in blocks of `d` and depend only
+    /// on width, count and seed, on every machine. The exponentials are kept in range locally, by a row's own maximum
+    /// and a running maximum over the keys seen so far, so neither causal attention nor decoding looks ahead.
     Favor {
         /// How many features, 1 to 65,536.
         count: usize,

@@ -28,7 +28,7 @@ macro_rules! gradients {
         }
 
         impl<T> Gradients<T> {
-            /// Of queries, keys and values alone.
+            /// Only those of queries, keys and values.
             pub fn new(q: Tensor<T, 4>, k: Tensor<T, 4>, v: Tensor<T, 4>) -> Self {
                 Gradients { q, k, v, $($name: None,)* }
             }

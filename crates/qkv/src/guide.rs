@@ -1,6 +1,6 @@
-//! The guide: pages to read, whose code runs as tests.
+//! The guide: pages whose code runs as tests.
 //!
-//! - [What attention does](what_attention_does): the subject from a single word upwards.
+//! - [What attention does](what_attention_does): the subject from a single word up.
 //! - [Which attention, and when](choosing): what each mechanism is good for, costs and gives up.
 //! - [Linear attention](linear_attention): features, states, and the error of FAVOR+.
 //! - [Coming from PyTorch](coming_from_pytorch): `scaled_dot_product_attention`, `MultiheadAttention` and

@@ -1,10 +1,10 @@
-//! **Heads**: who shares keys and values? It is read off the shapes: as many key heads as query heads is multi-head
-//! attention (Vaswani et al. 2017, arXiv:1706.03762), one for several is grouped-query (Ainslie et al. 2023,
-//! arXiv:2305.13245), one for all is multi-query (Shazeer 2019, arXiv:1911.02150).
+//! **Heads**: who shares keys and values? The shapes decide: as many key heads as query heads is multi-head attention
+//! (Vaswani et al. 2017, arXiv:1706.03762), one for several is grouped-query (Ainslie et al. 2023, arXiv:2305.13245),
+//! one for all is multi-query (Shazeer 2019, arXiv:1911.02150).
 
 use crate::error::{Error, Result};
 
-/// How query heads are shared out over key heads: query head `h` uses key head `h / group`.
+/// How query heads are divided among key heads: query head `h` uses key head `h / group`.
 ///
 /// ```
 /// use qkv::{Attention, Inputs, Tensor};
@@ -25,7 +25,7 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// From the heads of `q` and of `k`; an error where the first is no multiple of the second.
+    /// From the heads of `q` and of `k`; an error if the first is not a multiple of the second.
     pub fn new(query: usize, key: usize) -> Result<Heads> {
         match (query, key) {
             (0, 0) => Ok(Heads { query, key, group: 1 }),

@@ -42,7 +42,7 @@ macro_rules! inputs {
         differentiable { $($with:ident: $view:ty, $owned:ty, $mut:ty, $doc:literal;)* }
         constant { $($name:ident: $data:ty, $kept:ty;)* }
     ) => {
-        /// The tensors of a call. `q`, `k` and `v` are always needed; the rest only if the description asks for it, and
+        /// The tensors of a call. `q`, `k` and `v` are always needed; the others only if the description uses them, and
         /// it is an error to pass a tensor that the description does not use.
         ///
         /// ```
@@ -91,13 +91,13 @@ impl<'a, T: Element> Inputs<'a, T> {
         self
     }
 
-    /// The query matrix of the additive score, `[A, D]`, or `[Hq, A, D]`. Without it, `q` counts as projected already.
+    /// The query matrix of the additive score, `[A, D]`, or `[Hq, A, D]`. Without it, `q` counts as already projected.
     pub fn w_q(mut self, w_q: impl Into<View<'a, T>>) -> Self {
         self.w_q = Some(w_q.into());
         self
     }
 
-    /// The key matrix of the additive score, `[A, Dk]`, or `[Hk, A, Dk]`. Without it, `k` counts as projected already.
+    /// The key matrix of the additive score, `[A, Dk]`, or `[Hk, A, Dk]`. Without it, `k` counts as already projected.
     pub fn w_k(mut self, w_k: impl Into<View<'a, T>>) -> Self {
         self.w_k = Some(w_k.into());
         self
@@ -201,7 +201,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 }
 
-/// The upstream gradients: of the loss with respect to the output, and, where the caller used them, with respect to the
+/// The upstream gradients: of the loss with respect to the output, and, if the caller used them, with respect to the
 /// log-sum-exp, the entropy and the log-probability of hard attention's choice.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -248,15 +248,15 @@ impl<'a, T: Element> Upstream<'a, T> {
         self
     }
 
-    /// Leaves out the products that the gradients of keys and values alone need, two of five. What is returned for them
-    /// means nothing then.
+    /// Skips the products that only the gradients of keys and values need, two of five. The returned values of these
+    /// gradients are then meaningless.
     pub fn only_queries(mut self) -> Self {
         (self.for_queries, self.for_keys) = (true, false);
         self
     }
 
-    /// Leaves out the product that the gradient of the queries alone needs, one of five. What is returned for it means
-    /// nothing then.
+    /// Skips the product that only the gradient of the queries needs, one of five. The returned value of this gradient
+    /// is then meaningless.
     pub fn only_keys(mut self) -> Self {
         (self.for_queries, self.for_keys) = (false, true);
         self

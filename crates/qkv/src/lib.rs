@@ -61,7 +61,7 @@ pub use source::{Pages, Source};
 pub use tensor::Tensor;
 pub use weights::{Pool, Weights};
 
-/// The code of the READMEs, run as tests. The pages of the guide are modules, and so tested as well.
+/// Runs the code of the READMEs as tests. The pages of the guide are modules, so their code is tested as well.
 #[cfg(doctest)]
 mod readmes {
     #[doc = include_str!("../../../README.md")]

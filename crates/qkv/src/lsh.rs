@@ -20,11 +20,11 @@ pub struct Lsh {
     pub seed: u64,
 }
 
-/// The most directions of one rotation (their opposites count too). More buckets are a product of several hashes, as in
-/// Reformer, so that hashing costs n·log(buckets) instead of n·buckets.
+/// The maximum number of directions of one rotation (their opposites count too). More buckets are a product of several
+/// hashes, as in Reformer, so that hashing costs n·log(buckets) instead of n·buckets.
 const DIRECTIONS: usize = 16;
 
-/// The most directions of all rounds together: beyond any practical use, and still little memory.
+/// The maximum number of directions of all rounds together: beyond any practical use, and still little memory.
 const MOST_DIRECTIONS: usize = 1 << 16;
 
 /// Rows per matrix product.
@@ -34,8 +34,8 @@ impl Lsh {
     /// The bucket of every row in every round, `[B, H, L, rounds]`: with a random rotation `R`, the largest of `[xR;
     /// −xR]`.
     ///
-    /// Queries and keys are hashed with the same rotations. Where they are the same tensor, hash once and pass the
-    /// buckets for both.
+    /// Queries and keys are hashed with the same rotations. If they are the same tensor, hash once and pass the buckets
+    /// for both.
     ///
     /// ```
     /// use qkv::{Lsh, Tensor};
@@ -123,8 +123,8 @@ impl Lsh {
     }
 }
 
-/// The bucket that lengths along the directions of one round make, and what is left of them: a digit from each factor,
-/// the largest of `[xR; −xR]`, the first on a tie.
+/// The bucket given by the lengths along the directions of one round, and the lengths of the rounds after it. Each
+/// factor contributes a digit, the index of the largest of `[xR; −xR]`, the first on a tie.
 fn bucket<'a>(mut along: &'a [f64], factors: &[usize]) -> (i32, &'a [f64]) {
     let mut bucket = 0;
     for &factor in factors {

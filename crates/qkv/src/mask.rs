@@ -43,7 +43,7 @@ pub enum Mask {
     Bits,
     /// See [`Mask::window`].
     Window {
-        /// How many keys before its place.
+        /// How many keys before its position.
         left: usize,
         /// How many after.
         right: usize,
@@ -64,7 +64,7 @@ pub enum Mask {
     Fixed {
         /// The length of a block.
         stride: usize,
-        /// How many keys at the end of each block everyone sees.
+        /// How many keys at the end of each block are seen by all.
         summary: usize,
     },
     /// See [`Mask::longformer`].
@@ -80,15 +80,15 @@ pub enum Mask {
     Blocks(Blocks),
     /// See [`Mask::lsh`].
     Lsh(Lsh),
-    /// Both.
+    /// Pairs that both allow.
     And(Box<Mask>, Box<Mask>),
-    /// Either.
+    /// Pairs that either allows.
     Or(Box<Mask>, Box<Mask>),
-    /// Not that one.
+    /// Pairs that it does not allow.
     Not(Box<Mask>),
 }
 
-/// BigBird's numbers, in blocks. See [`Mask::bigbird`].
+/// The parameters of BigBird, in blocks. See [`Mask::bigbird`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BigBird {
     /// Tokens in a block.
@@ -106,7 +106,7 @@ pub struct BigBird {
 impl BigBird {
     /// The blocks drawn for the queries of block `row`, out of `blocks` blocks of keys: ascending, each once.
     pub fn drawn(&self, row: usize, blocks: usize) -> Vec<usize> {
-        // Floyd's way to draw without putting back: one number each, no rejection.
+        // Floyd's sampling without replacement: one random number per draw, no rejection.
         let mut drawn = Vec::with_capacity(self.random.min(blocks));
         for last in blocks.saturating_sub(self.random)..blocks {
             let [word, ..] = philox::block([last as u32, row as u32, 0x6269_6721, 0], self.seed);
@@ -133,7 +133,7 @@ impl Mask {
         Mask::Full
     }
 
-    /// Keys at or before the query's place, `j ≤ p` (Vaswani et al. 2017, arXiv:1706.03762).
+    /// Keys at or before the query's position, `j ≤ p` (Vaswani et al. 2017, arXiv:1706.03762).
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 3, 4], 1);
@@ -409,7 +409,7 @@ impl Mask {
         }
     }
 
-    /// What it is called in messages.
+    /// Its name in messages.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Mask::Full => "a full mask",
@@ -431,7 +431,7 @@ impl Mask {
         }
     }
 
-    /// Whether this very mask is anywhere in the expression.
+    /// Whether exactly this mask occurs anywhere in the expression.
     ///
     /// ```
     /// # use qkv::Mask;
@@ -455,7 +455,7 @@ impl Mask {
         }
     }
 
-    /// Refuses numbers without meaning for `n` queries and `m` keys.
+    /// Refuses parameters that are invalid for `n` queries and `m` keys.
     pub(crate) fn check(&self, n: usize, m: usize) -> Result<()> {
         match self {
             Mask::Dilated { step: 0, .. } => Err(Error::value("dilated", 0, "a step of at least 1")),
@@ -465,7 +465,7 @@ impl Mask {
                 format!("{stride},{summary}"),
                 "a summary of at least 1 and at most the stride",
             )),
-            // A position that is not there (yet) is no error: a cache that grows will reach it.
+            // A position beyond the keys is not an error: a growing cache will reach it.
             Mask::Longformer { globals, .. } if !globals.is_sorted_by(|a, b| a < b) => {
                 Err(Error::value("longformer", format!("{globals:?}"), "global positions in ascending order"))
             }
@@ -509,7 +509,7 @@ pub(crate) mod arbitrary {
     use crate::place::Place;
     use proptest::prelude::*;
 
-    /// Masks that depend on positions alone, for up to 800 queries and keys: one of each, and expressions of them.
+    /// Masks that depend only on positions, for up to 800 queries and keys: one of each, and expressions of them.
     pub fn masks() -> impl Strategy<Value = Mask> {
         let leaf = prop_oneof![
             Just(Mask::causal()),

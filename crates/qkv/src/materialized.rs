@@ -1,5 +1,5 @@
 //! softmax(QKᵀ/√D)·V with all scores stored, in f32: the three steps of the textbook, each over its whole matrix, with
-//! the matrix product and the exponential of the engine. A baseline for `qkv bench`, and no part of the interface.
+//! the matrix product and the exponential of the engine. A baseline for `qkv bench`, not part of the public interface.
 
 use qkv_simd::tile::{self, Exponential, RowOp, Running};
 use qkv_simd::{Isa, Matrix, Panels, Real, Target, padded, product};
@@ -14,7 +14,7 @@ const KEYS: usize = 256;
 /// `[B, Hq, N, D]` from `q [B, Hq, N, D]`, `k [B, Hk, M, D]` and `v [B, Hk, M, D]`, with `[B, Hq, Hk, N, M, D]`.
 ///
 /// # Panics
-/// Where a tensor has another length, or `Hk` does not divide `Hq`.
+/// If a tensor has the wrong length, or `Hk` does not divide `Hq`.
 pub fn materialized(sizes: [usize; 6], causal: bool, [q, k, v]: [&[f32]; 3]) -> Vec<f32> {
     let [b, hq, hk, n, m, d] = sizes;
     assert!(q.len() == b * hq * n * d && [k, v].iter().all(|x| x.len() == b * hk * m * d), "tensors of {sizes:?}");

@@ -112,7 +112,7 @@ impl<T: Element> Output<T> {
         Ok(Output { values: Tensor::allocate("out", [b, heads.query, n, dv])?, ..Output::without_values(problem)? })
     }
 
-    /// All of it as zeros, but without values.
+    /// Zeros for everything except the values.
     fn without_values(problem: &Problem<'_, T>) -> Result<Self> {
         let Problem { b, n, heads, .. } = *problem;
         let rows = [b, heads.query, n];
@@ -165,7 +165,7 @@ impl<T: Element> Output<T> {
         }
     }
 
-    /// Checks that what a selection saves for backward is there.
+    /// Checks that what a selection saves for the backward pass is present.
     pub(crate) fn check_saved(&self, attention: &Attention) -> Result<()> {
         let needs = |there: bool, tensor| match there {
             true => Ok(()),

@@ -79,7 +79,7 @@ macro_rules! owned_inputs {
             pub q: Tensor<T, 4>,
             /// `[B, Hk, M, Dk]`.
             pub k: Tensor<T, 4>,
-            /// `[B, Hk, M, Dv]`; `Dv` may be 0 where only the weights matter.
+            /// `[B, Hk, M, Dv]`; `Dv` may be 0 if only the weights matter.
             pub v: Tensor<T, 4>,
             $(
                 #[doc = concat!("See [`Inputs::", stringify!($with), "`](method@Inputs::", stringify!($with), ").")]
@@ -92,7 +92,7 @@ macro_rules! owned_inputs {
         }
 
         impl<T: Element> OwnedInputs<T> {
-            /// Queries, keys and values alone.
+            /// Only queries, keys and values.
             pub fn new(q: Tensor<T, 4>, k: Tensor<T, 4>, v: Tensor<T, 4>) -> Self {
                 OwnedInputs { q, k, v, $($with: None,)* $($name: None,)* }
             }

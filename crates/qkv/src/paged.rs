@@ -51,7 +51,7 @@ struct Sequence {
 }
 
 impl<T: Element> PagedCache<T> {
-    /// An empty cache for `heads` key heads, keys of `d` and values of `dv`, with `size` tokens a page.
+    /// An empty cache for `heads` key heads, keys of `d` and values of `dv`, with `size` tokens per page.
     pub fn new(heads: usize, d: usize, dv: usize, size: usize) -> Result<Self> {
         if size == 0 {
             return Err(Error::value("page size", 0, "at least 1 token"));

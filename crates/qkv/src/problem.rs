@@ -44,7 +44,7 @@ pub struct Problem<'a, T: Element> {
     pub(crate) mask_data: MaskData<'a>,
     /// The bias tensor, broadcast to `[B, Hq, N, M]`.
     pub bias: Option<View<'a, T>>,
-    /// The ALiBi slope of each query head; empty without.
+    /// The ALiBi slope of each query head; empty without ALiBi.
     pub slopes: Vec<f64>,
 }
 
@@ -279,10 +279,10 @@ impl<'a, T: Element> Problem<'a, T> {
         self.inputs.seed.unwrap_or(0)
     }
 
-    /// The factor of the raw scores of a query head, and the derivative with respect to a learned scale.
+    /// The factor of the raw scores of a query head: its scale divided by the temperature.
     pub fn scale(&self, h: usize) -> f64 {
         if let Score::Linear(_) = self.attention.score {
-            return 1.0; // its scale is within its features
+            return 1.0; // its scale is part of its features
         }
         let scale = match (self.attention.scale, self.inputs.scale) {
             (Scale::Fixed(scale), _) => scale,
@@ -369,7 +369,7 @@ fn check_matrix<T>(tensor: &'static str, w: View<'_, T>, heads: usize, rows: usi
     Err(Error::shape(tensor, &w.shape()[1..], format!("[{rows}, {cols}], or [{heads}, {rows}, {cols}] for one a head")))
 }
 
-/// The width in which scores are computed; an error where widths and matrices do not agree.
+/// The width in which scores are computed; an error if widths and matrices do not agree.
 fn score_width<T: Element>(score: Score, inputs: &Inputs<'_, T>, heads: Heads, d: usize, dk: usize) -> Result<usize> {
     let unused = |tensor| Error::Unused { tensor, reason: "the score has no such parameter" };
     let general = score == Score::General;

@@ -1,4 +1,4 @@
-//! The definition, in plain loops. Every engine is held to it; it is never optimised and never deleted.
+//! The definition, in plain loops. Every engine is held to it; it is never optimized and never deleted.
 //!
 //! It stores the whole matrix of weights, one pair of query and key after the other, in the type `F`. In `f64` it is
 //! the truth. In a tensor's own precision, rounding scores, weights and their gradients to the tensor's type, it is the
@@ -39,7 +39,7 @@ pub struct Reference<F> {
     round: fn(F) -> F,
 }
 
-/// What the definition gives: the output, and all that lies between it and the inputs.
+/// The result of the definition: the output, and the weights and scores behind it.
 #[derive(Clone, Debug)]
 pub struct Forward<F: Real> {
     /// Values, log-sum-exp and entropy (always).
@@ -51,7 +51,7 @@ pub struct Forward<F: Real> {
 }
 
 impl<F: Real> Reference<F> {
-    /// Rounds nowhere but where `F` does.
+    /// Rounds only where `F` itself does.
     pub fn exact() -> Self {
         Reference { round: |x| x }
     }
@@ -123,7 +123,7 @@ impl<F: Real> Reference<F> {
         Ok(Forward { output, weights, scores })
     }
 
-    /// Computes the gradients of everything that was given.
+    /// Computes the gradients of all given inputs.
     pub fn backward<T: Element>(
         &self,
         attention: &Attention,
@@ -157,7 +157,7 @@ impl<F: Real> Reference<F> {
             for h in 0..heads.query {
                 let head = Head::<F, T>::new(&problem, b, h);
                 let kh = h / heads.group;
-                let mut d_query = vec![vec![F::ZERO; width]; n]; // of the rows that scores are made of
+                let mut d_query = vec![vec![F::ZERO; width]; n]; // of the rows that scores are computed from
                 let mut d_key = vec![vec![F::ZERO; width]; m];
                 for i in 0..n {
                     let at = (b * heads.query + h) * n + i;
@@ -254,7 +254,7 @@ fn wide<T: Element, F: Real>(x: T) -> F {
     F::from_f64(x.to_f64())
 }
 
-/// A matrix of a score's parameters for one head, `None` where there is none.
+/// A parameter matrix of a score, for one head.
 struct Projection<'a, T> {
     w: View<'a, T>,
     head: usize,
@@ -266,23 +266,23 @@ impl<T: Element> Projection<'_, T> {
     }
 }
 
-/// One query head: the rows that its scores are made of, and how.
+/// One query head, with the rows that its scores are computed from.
 struct Head<'a, F, T: Element> {
     problem: &'a Problem<'a, T>,
     b: usize,
     h: usize,
     scale: F,
-    /// The first query and the first key that are here.
+    /// The first query and the first key that it holds.
     first: [usize; 2],
     /// Queries and keys as given.
     q: Vec<Vec<F>>,
     k: Vec<Vec<F>>,
-    /// Queries and keys as the score compares them: projected, or normalised.
+    /// Queries and keys as the score compares them: projected, or normalized.
     query: Vec<Vec<F>>,
     key: Vec<Vec<F>>,
 }
 
-/// A score and what lies behind it.
+/// A score and its intermediate values.
 struct Made<F> {
     raw: F,
     /// The derivative of the cap.
@@ -296,7 +296,7 @@ impl<'a, F: Real, T: Element> Head<'a, F, T> {
         Head::over(problem, b, h, 0..problem.n, 0..problem.m)
     }
 
-    /// Of some queries and some keys only.
+    /// Restricted to some queries and some keys.
     fn over(problem: &'a Problem<'a, T>, b: usize, h: usize, queries: Range<usize>, keys: Range<usize>) -> Self {
         let (heads, inputs, first) = (problem.heads, &problem.inputs, [queries.start, keys.start]);
         let rows = |view: Source<'_, T>, head: usize, range: Range<usize>| -> Vec<Vec<F>> {
@@ -342,7 +342,7 @@ fn sum<F: Real>(n: usize, f: impl Fn(usize) -> F) -> F {
     (0..n).map(f).sum()
 }
 
-/// The length of a row, relative to its largest number, so that squares neither vanish nor overflow.
+/// The length of a row, relative to its largest number, so that squares neither underflow nor overflow.
 fn norm<F: Real>(row: &[F]) -> F {
     let largest = row.iter().fold(F::ZERO, |a, &x| if x.abs() > a || x.is_nan() { x.abs() } else { a });
     if largest == F::ZERO || !largest.is_finite() {
@@ -382,7 +382,7 @@ impl<F: Real, T: Element> Head<'_, F, T> {
         Made { raw, slope, score }
     }
 
-    /// What one number of a query and of a key adds to the raw score, where that is a sum of products.
+    /// What element `x` of a query and of a key adds to the raw score, if that is a sum over elements.
     fn part(&self, query: &[F], key: &[F], x: usize) -> F {
         match self.problem.attention.score {
             Score::Additive => {
@@ -410,14 +410,14 @@ impl<F: Real, T: Element> Head<'_, F, T> {
         Some(wide(table.at(0, 0, self.h % table.shape()[2], self.problem.table_entry(p, j))))
     }
 
-    /// Whether the mask, and predictive local attention, leave the pair.
+    /// Whether the mask and predictive local attention allow the pair.
     fn sees(&self, i: usize, j: usize) -> bool {
         let near = self.apart(i, j).is_none_or(|(apart, sigma)| apart.abs() <= 2.0 * sigma);
         near && self.problem.attention.mask.allows_pair(&self.problem.mask_data, self.b, self.h, i, j)
     }
 
-    /// What a weight is multiplied by after the softmax: by dropout 0 or a little more than 1, by predictive local
-    /// attention its Gaussian.
+    /// The factor of a weight after the softmax: 0 or a little more than 1 from dropout, times the Gaussian of
+    /// predictive local attention.
     fn modulation(&self, i: usize, j: usize) -> F {
         let kept = match self.problem.attention.dropout {
             None => 1.0,
@@ -428,18 +428,18 @@ impl<F: Real, T: Element> Head<'_, F, T> {
         F::from_f64(kept * gaussian)
     }
 
-    /// How far a key is from the query's predicted centre, and the width of the Gaussian around that.
+    /// The distance of a key from the query's predicted center, and the width of the Gaussian around that.
     fn apart(&self, i: usize, j: usize) -> Option<(f64, f64)> {
         let center = self.problem.mask_data.center(self.b, self.h)?(i);
         Some((j as f64 - center, self.problem.attention.local? as f64 / 2.0))
     }
 
-    /// The derivative of the log of the Gaussian with respect to the centre.
+    /// The derivative of the log of the Gaussian with respect to the center.
     fn pull(&self, i: usize, j: usize) -> F {
         F::from_f64(self.apart(i, j).map_or(0.0, |(apart, sigma)| apart / (sigma * sigma)))
     }
 
-    /// Adds the gradient of a raw score to those of the rows it was made of.
+    /// Adds the gradient of a raw score to those of the rows it was computed from.
     fn raw_gradient(&self, i: usize, j: usize, d_raw: F, d_query: &mut [F], d_key: &mut [F], d_v: Option<&mut [F]>) {
         let (query, key) = (&self.query[i], &self.key[j]);
         let width = self.problem.width;

@@ -1,11 +1,11 @@
-//! **Score**: how alike are a query and a key? What comes on top of any score, its scale, is here too.
+//! **Score**: how alike are a query and a key? The scale, which applies to any score, is here too.
 
 use crate::features::Features;
 use serde::{Deserialize, Serialize};
 
-/// How alike a query and a key are, before scale, cap, bias and mask.
+/// The similarity of a query and a key, before scale, cap, bias and mask.
 ///
-/// | score | formula | widths | asks for | paper |
+/// | score | formula | widths | needs | paper |
 /// | --- | --- | --- | --- | --- |
 /// | [`Dot`](Score::Dot) | `q·k` | equal | | Luong et al. 2015, arXiv:1508.04025 |
 /// | [`ScaledDot`](Score::ScaledDot) | `q·k / √d` | equal | | Vaswani et al. 2017, arXiv:1706.03762 |
@@ -43,15 +43,15 @@ pub enum Score {
     ScaledDot,
     /// `qᵀ W k`.
     General,
-    /// `vᵀ tanh(W₁q + W₂k)`. Without `w_q` (or `w_k`) the queries (or keys) are taken as projected already, so that a
+    /// `vᵀ tanh(W₁q + W₂k)`. Without `w_q` (or `w_k`) the queries (or keys) count as already projected, so that a
     /// decoder does not project its keys again at every step.
     Additive,
-    /// `q·k / (‖q‖ ‖k‖)`; 0, with no gradient, where one of them is the zero vector.
+    /// `q·k / (‖q‖ ‖k‖)`; 0, with no gradient, if one of them is the zero vector.
     Cosine,
     /// `−‖q − k‖²`.
     Distance,
     /// `ln φ(q)·φ(k)`, so that the weight is a product of features: linear attention, in linear time. See [`Features`]
-    /// for the maps and for what goes with it.
+    /// for the maps and for what it supports.
     Linear(Features),
 }
 
@@ -70,10 +70,10 @@ impl Score {
     }
 }
 
-/// What a score is multiplied by.
+/// The factor that a score is multiplied by.
 ///
-/// A scale of one's own replaces the score's (1/√d for the scaled dot product, 1 for the others). A temperature, set
-/// apart, divides afterwards.
+/// A scale set here replaces the score's own (1/√d for the scaled dot product, 1 for the others). A temperature is a
+/// separate setting, and divides afterwards.
 ///
 /// ```
 /// use qkv::{Attention, Inputs, Tensor};
@@ -90,7 +90,7 @@ impl Score {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scale {
-    /// The score's own.
+    /// The score's own scale.
     #[default]
     Own,
     /// This number instead.
@@ -100,7 +100,7 @@ pub enum Scale {
 }
 
 impl Scale {
-    /// What FAVOR+ multiplies products of queries and keys of width `d` by.
+    /// The factor of products of queries and keys of width `d` in FAVOR+.
     pub(crate) fn of_favor(self, d: usize) -> f64 {
         match self {
             Scale::Fixed(scale) => scale,

@@ -1,4 +1,4 @@
-//! Memory that is used again from call to call, so that the hot path asks the system for none.
+//! Memory that is reused from call to call, so that the hot path allocates none.
 
 use qkv_simd::Real;
 use qkv_simd::huge_pages::advise_huge_pages;
@@ -9,14 +9,14 @@ use std::sync::{Mutex, MutexGuard};
 
 /// A pool of buffers. Keep one and pass it to every call: after the first, calls of the same shape find what they need.
 ///
-/// It may be shared between threads; dropping it gives everything back to the system.
+/// It may be shared between threads; dropping it returns everything to the system.
 pub struct Scratch<A> {
-    /// Free buffers. Each thread has a list of its own, so that the workers of a call do not wait for one another, and
-    /// asks the others where its own has nothing.
+    /// Free buffers. Each thread has its own list, so that the workers of a call do not wait for one another, and
+    /// searches the other lists if its own has nothing.
     lists: [Mutex<Vec<Vec<A>>>; LISTS],
     /// Bytes in the lists.
     kept: AtomicUsize,
-    /// Bytes beyond which a buffer goes back to the system.
+    /// Bytes beyond which a buffer is returned to the system.
     most: usize,
 }
 
@@ -31,8 +31,7 @@ thread_local! {
     };
 }
 
-/// What the scratch of the process keeps for calls that bring none of their own: the buffers of 16 workers, several
-/// times.
+/// Bytes that the scratch of the process keeps, for calls that bring none: the buffers of 16 workers, several times.
 const MAX_KEPT: usize = 64 << 20;
 
 /// The scratch of the process for f32, and for f64.
@@ -56,7 +55,7 @@ impl<A> Scratch<A> {
         Self::default()
     }
 
-    /// An empty pool that keeps at most so many bytes.
+    /// An empty pool that keeps at most this many bytes.
     ///
     /// ```
     /// static SHARED: qkv::Scratch<f32> = qkv::Scratch::keeping(64 << 20);
@@ -70,14 +69,14 @@ impl<A> Scratch<A> {
         self.lists[at].lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The smallest free buffer of a list with room for so many numbers.
+    /// The smallest free buffer of a list with room for this many numbers.
     fn take_from(&self, at: usize, room: usize) -> Option<Vec<A>> {
         let mut list = self.list(at);
         let best = (0..list.len()).filter(|&at| list[at].len() >= room).min_by_key(|&at| list[at].len())?;
         Some(list.swap_remove(best))
     }
 
-    /// The list other than `own` with the smallest free buffer that has this room.
+    /// The list other than `own` with the smallest free buffer that has enough room.
     fn elsewhere(&self, own: usize, room: usize) -> Option<usize> {
         let smallest = |at: usize| self.list(at).iter().map(Vec::len).filter(|&len| len >= room).min();
         let others = (0..LISTS).filter(|&at| at != own);
@@ -85,11 +84,11 @@ impl<A> Scratch<A> {
     }
 }
 
-/// Bytes to which buffers are aligned: a line of the cache, so that no vector and no row of a tile lies across two.
+/// Bytes to which buffers are aligned: a cache line, so that no vector and no row of a tile straddles two.
 const LINE: usize = 64;
 
 impl<A: Real> Scratch<A> {
-    /// A buffer of `len` numbers, whatever they are.
+    /// A buffer of `len` arbitrary numbers.
     pub(crate) fn take(&self, len: usize) -> Buffer<'_, A> {
         let room = if len == 0 { 0 } else { len + LINE / size_of::<A>() };
         let own = OWN_LIST.with(|&own| own);

@@ -24,7 +24,7 @@ use qkv_simd::View;
 /// ```
 ///
 /// # Errors
-/// If the shapes do not go together.
+/// If the shapes do not match.
 pub fn sdpa<'a, T: Element>(
     q: impl Into<View<'a, T>>,
     k: impl Into<Source<'a, T>>,
@@ -45,7 +45,7 @@ pub fn sdpa<'a, T: Element>(
 /// ```
 ///
 /// # Errors
-/// If the shapes do not go together.
+/// If the shapes do not match.
 pub fn sdpa_causal<'a, T: Element>(
     q: impl Into<View<'a, T>>,
     k: impl Into<Source<'a, T>>,

@@ -1,5 +1,5 @@
-//! **Select**: how do scores become weights? By softmax, with dropout and sinks where they are asked for; or by
-//! choosing one key, a few, or as many as sparsemax finds.
+//! **Select**: how do scores become weights? By softmax, optionally with dropout and sinks; or by choosing one key, a
+//! few, or as many as sparsemax finds.
 
 use crate::error::{Error, Result};
 use qkv_simd::philox;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// | [`TopK`](Select::TopK) | softmax over the k largest scores | O(n·k) | exact | Gupta et al. 2021, arXiv:2106.06899 |
 /// | [`Sparsemax`](Select::Sparsemax) | the nearest point of the simplex | O(n) | exact | Martins and Astudillo 2016, arXiv:1602.02068 |
 ///
-/// All but softmax look at whole rows of scores at a time, a few rows a worker.
+/// All except softmax read whole rows of scores at a time, a few rows per worker.
 ///
 /// ```
 /// use qkv::{Attention, Inputs, Tensor};
@@ -36,7 +36,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Select {
-    /// Softmax: every key that is seen, weighted by the exponential of its score.
+    /// Softmax: every visible key, weighted by the exponential of its score.
     #[default]
     Soft,
     /// One key: the one with the largest score (the lowest on a tie), or one drawn from the softmax.
@@ -75,14 +75,14 @@ fn sample_or_old_seed<'de, D: Deserializer<'de>>(from: D) -> std::result::Result
 }
 
 impl Choice {
-    /// What is added to a score before the largest is taken: 0, or Gumbel noise, whose largest is a draw from the
-    /// softmax (Gumbel 1954; Maddison et al. 2014). In f64, so that every engine adds the same number.
+    /// What is added to a score before the largest is taken: 0, or Gumbel noise, with which the largest is a draw from
+    /// the softmax (Gumbel 1954; Maddison et al. 2014). In f64, so that every engine adds the same number.
     pub(crate) fn noise(self, seed: u64, b: usize, h: usize, i: usize, j: usize) -> f64 {
         if self.sample { gumbel(philox::words(seed, b, h, i, j / 4)[j % 4]) } else { 0.0 }
     }
 }
 
-/// 32 random bits as a number between 0 and 1, neither of them.
+/// 32 random bits as a number between 0 and 1, both excluded.
 pub(crate) fn uniform(word: u32) -> f64 {
     (f64::from(word) + 0.5) / 4_294_967_296.0
 }
@@ -109,7 +109,7 @@ impl Dropout {
         (self.p * 65536.0).round().min(65535.0) as u32
     }
 
-    /// What a kept weight is multiplied by: one over the probability, as the threshold has it, of being kept.
+    /// The factor of a kept weight: one over the probability of being kept, as rounded in the threshold.
     pub fn kept_scale(self) -> f64 {
         65536.0 / (65536.0 - f64::from(self.threshold()))
     }

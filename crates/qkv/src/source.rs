@@ -86,7 +86,7 @@ impl<T: Copy> Pages<'_, T> {
     /// One element.
     ///
     /// # Panics
-    /// Where the index is outside the shape.
+    /// If the index is outside the shape.
     pub fn at(&self, b: usize, h: usize, j: usize, x: usize) -> T {
         assert!(b < self.batch && j < self.length, "token {j} of sequence {b} in {:?}", self.shape());
         let (page, row) = self.place(b, j);
@@ -108,7 +108,7 @@ impl<'a, T: Element> Source<'a, T> {
             Source::Pages(pages) => {
                 let (table, each) = (pages.table, pages.table.len() / pages.batch);
                 let reached = count.div_ceil(pages.pool.shape()[2].max(1));
-                // From the last page on: sequences that grew apart differ there.
+                // From the last page backward: sequences that diverged differ there.
                 table[a * each..][..reached].iter().rev().eq(table[b * each..][..reached].iter().rev())
             }
         }
@@ -118,7 +118,7 @@ impl<'a, T: Element> Source<'a, T> {
     pub(crate) fn rows(&self, b: usize, h: usize, j: usize, out: &mut [&'a [T]]) {
         let slices = match self {
             Source::Rows(view) => view.rows(b, h, j, out),
-            // Pages of one token, as a beam search has: no division for each of them.
+            // Pages of one token, as in a beam search, are handled without a division for each.
             Source::Pages(pages) if pages.pool.shape()[2] == 1 => {
                 let from = b * (pages.table.len() / pages.batch) + j;
                 let pages_of = &pages.table[from..][..out.len()];

@@ -1,5 +1,4 @@
-//! The tensors that results come in: a vector and a shape, rows one after the other. Inputs need not be these: any
-//! [`View`] will do.
+//! The tensors of results: a vector and a shape, in row-major order. Inputs need not be these: any [`View`] will do.
 
 use crate::error::{Error, Result};
 use qkv_simd::huge_pages::advise_huge_pages;
@@ -56,7 +55,7 @@ impl<T, const R: usize> Tensor<T, R> {
         &self.data
     }
 
-    /// Its elements, to be changed.
+    /// Its elements, mutably.
     pub fn data_mut(&mut self) -> &mut [T] {
         &mut self.data
     }
@@ -97,7 +96,7 @@ impl<T: Clone + Default, const R: usize> Tensor<T, R> {
         Tensor::allocate("tensor", shape)
     }
 
-    /// Zeros; an error names the tensor.
+    /// Zeros; errors name the tensor.
     pub(crate) fn allocate(name: &'static str, shape: [usize; R]) -> Result<Self> {
         let len = checked_len::<T>(name, &shape)?;
         // Reserved once to see whether it fits, then allocated as zeros that the system need not write.
@@ -121,7 +120,7 @@ impl<T, const R: usize> Tensor<T, R> {
     /// Each element from its index.
     ///
     /// # Panics
-    /// Where the shape is larger than memory.
+    /// If the shape is larger than memory.
     pub fn from_fn(shape: [usize; R], mut f: impl FnMut([usize; R]) -> T) -> Self {
         let len = shape.iter().product();
         let data = (0..len).map(|at| {
@@ -188,7 +187,7 @@ fn padded_shape<const R: usize>(shape: [usize; R]) -> [usize; 4] {
     padded
 }
 
-/// Axes that are not there count as 1, in front.
+/// Missing axes count as 1, in front.
 impl<'a, T, const R: usize> From<&'a Tensor<T, R>> for View<'a, T> {
     fn from(tensor: &'a Tensor<T, R>) -> Self {
         View::new(&tensor.data, padded_shape(tensor.shape)).expect("a tensor holds its shape")
@@ -202,7 +201,7 @@ impl<'a, const R: usize> From<&'a Tensor<bool, R>> for View<'a, u8> {
     }
 }
 
-/// Axes that are not there count as 1, in front.
+/// Missing axes count as 1, in front.
 impl<'a, T, const R: usize> From<&'a mut Tensor<T, R>> for ViewMut<'a, T> {
     fn from(tensor: &'a mut Tensor<T, R>) -> Self {
         ViewMut::new(&mut tensor.data, padded_shape(tensor.shape)).expect("a tensor holds its shape")

@@ -2,8 +2,8 @@
 //! `LADDER.md`.
 
 /// Keys in a tile. Frozen: the sums of a row are cut at these positions, so another size gives other bits. 128 keys of
-/// width 64 are 32 KiB in `f32`, and a tile of scores with them fits the first-level cache beside a few rows of either
-/// side.
+/// width 64 are 32 KiB in `f32`, and a tile of scores with them fits the first-level cache together with a few rows of
+/// either side.
 pub const KEYS: usize = 128;
 
 /// Queries in a tile. The bits do not depend on it, as long as it is a multiple of [`partial_sum_len`]. With 128 keys,
@@ -27,21 +27,21 @@ pub const BF16_ROWS: usize = 32;
 pub const QUERY_TILES_PACKED: usize = 4;
 
 /// Queries that share one span of keys in the products of a partially visible tile: two strips of a register tile.
-/// Fewer would follow a diagonal more closely, and pay more often for starting a product.
+/// Fewer would follow a diagonal more closely, but pay more often for starting a product.
 pub const SPAN_ROWS: usize = 12;
 
 /// Tiles of queries that a worker computes together, so that a tile of keys and values is loaded once per 256 queries.
 /// In bf16 arithmetic, loading it once per 64 queries would take all of the third-level cache's bandwidth.
 pub const QUERY_TILES_AT_ONCE: usize = 4;
 
-/// Time to pack a tile of keys and values for the forward pass, in times of a tile of queries against it: a tenth for
-/// FMA, a fifth where each number is split in three.
+/// Time to pack a tile of keys and values for the forward pass, relative to the time of a tile of queries against it: a
+/// tenth for FMA, a fifth if each number is split in three.
 pub const PACKING: f64 = 0.2;
 
 /// Whether a worker takes whole heads through the backward pass: its buffers are reused and stay in its caches, and it
-/// waits for no other worker's turn. Where heads do not divide evenly by threads, some threads have nothing to do at
-/// the end; heads that are shared, a tile of keys at a time, have none of that, but their sums come from other cores'
-/// caches, which weighs most where rows are short and where many threads share.
+/// waits for no other worker's turn. If heads do not divide evenly by threads, some threads are idle at the end.
+/// Sharing heads, a tile of keys at a time, avoids that, but then sums come from other cores' caches, which costs most
+/// if rows are short or many threads share.
 pub fn takes_whole_heads(heads: usize, keys: usize, threads: usize) -> bool {
     if heads >= 4 * threads || keys <= KEYS {
         return true;

@@ -93,8 +93,8 @@ impl<'a, T: Element> Weights<'a, T> {
         Ok(out)
     }
 
-    /// A rectangle of one head, pooled to a grid of `[height, width]` cells. Where the grid is finer than the
-    /// rectangle, weights repeat.
+    /// A rectangle of one head, pooled to a grid of `[height, width]` cells. If the grid is finer than the rectangle,
+    /// weights repeat.
     pub fn pooled(
         &self,
         b: usize,
@@ -239,7 +239,7 @@ pub(crate) struct WeightsRequest<'a> {
 
 impl<T: qkv_simd::Element> Weights<'_, T> {
     /// Runs tasks that compute weights of rows of one head over some columns. A task gets a function that reports the
-    /// weights of at most [`QUERIES`] rows, and scratch of its own.
+    /// weights of at most [`QUERIES`] rows, and its own scratch.
     pub(crate) fn run(&self, WeightsRequest { b, h, cols, tasks, room }: WeightsRequest<'_>, task: &Task<'_, T::Acc>) {
         let problem = &self.problem;
         let scratch = Scratch::new();
@@ -249,7 +249,7 @@ impl<T: qkv_simd::Element> Weights<'_, T> {
             let worker = || (Weigher::new(problem, &sizes, &scratch), scratch.take(room));
             return for_each_task(threads, tasks, worker, |(weigher, room), at| {
                 let mut weigh = |rows: &[usize], report: &mut Report<'_, T::Acc>| {
-                    // Adjacent columns together.
+                    // Adjacent rows together.
                     let mut first = 0;
                     for run in rows.chunk_by(|a, b| a + 1 == *b) {
                         let range = run[0]..run[0] + run.len();

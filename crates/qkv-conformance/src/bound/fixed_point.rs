@@ -1,17 +1,18 @@
-//! The rounding of an engine that sums gradients of queries in fixed point: in units of what a row can be at most.
+//! The rounding of an engine that sums gradients of queries in fixed point: in units relative to the largest value that
+//! a row can have.
 
 use crate::case::{Case, Data, Sizes};
 use qkv::reference::Forward;
 
-/// Keys whose part of a sum is rounded at once: at least this many.
+/// Keys whose part of a sum is rounded together: at least this many.
 const KEYS: usize = 64;
 
-/// Adds it to the spreads of `d_q`.
+/// Adds this rounding to the spreads of `d_q`.
 ///
 /// With `δ` the row term, `|d_q| ≤ max|k| · Σ|ds| · scale` and `Σ|ds| ≤ |d_out| · √Dv · max|v| + |δ|`, since weights
 /// sum to at most 1. A unit is 2⁻³⁰ of the next power of two above that bound, so 2⁻²⁹ of it at most, and each part of
-/// a sum is off by half a unit at most: an absolute error, which shows where every key that a query sees is nearly 0 in
-/// some column.
+/// a sum is off by half a unit at most. This is an absolute error, which matters where every key that a query sees is
+/// nearly 0 in some column.
 pub fn add_fixed_point(case: &Case, data: &Data<f64>, truth: &Forward<f64>, d_q: &mut [f64]) {
     let Sizes { b, hq, hk, n, m, d, dv, .. } = case.sizes;
     let group = (hq / hk.max(1)).max(1);

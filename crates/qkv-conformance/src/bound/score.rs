@@ -8,7 +8,7 @@ use qkv::{Features, Inputs, Score, Tensor};
 /// A raw score of two rows: its value, its spread and its derivatives, written out for each score.
 pub enum RawScore {
     Dot,
-    /// The matrix `[D, Dk]`, and where it begins in its tensor.
+    /// The matrix `[D, Dk]`, and its offset in its tensor.
     General(Matrix),
     Additive {
         w_q: Matrix,
@@ -28,7 +28,7 @@ pub enum RawScore {
     },
 }
 
-/// One head's matrix.
+/// The matrix of one head.
 pub struct Matrix {
     begin: usize,
     columns: usize,
@@ -137,8 +137,8 @@ impl RawScore {
         }
     }
 
-    /// The derivative of the raw score with respect to each number that it is made of, and the norm of the terms of
-    /// which that is a sum.
+    /// The derivative of the raw score with respect to each number that it is computed from, and the norm of the terms
+    /// that the derivative is the sum of.
     pub fn derivatives(&self, q: &[f64], k: &[f64], mut visit: impl FnMut(Parameter, usize, f64, f64)) {
         match self {
             RawScore::Dot => {

@@ -1,5 +1,5 @@
-//! Operands packed from f32, for products of whole matrices. `VCVTNE2PS2BF16` rounds to nearest even, and subnormal
-//! numbers to zero, which they are in the products, too.
+//! Operands packed from f32, for products of whole matrices. `VCVTNE2PS2BF16` rounds to nearest even and flushes
+//! subnormal numbers to zero, as the products do.
 
 // SAFETY, for the whole module: every function requires AVX512-BF16, and slices of the lengths that the parent module
 // checks before it calls.
@@ -11,7 +11,7 @@ use half::bf16;
 use std::arch::x86_64::*;
 
 impl F32Rows<'_> {
-    /// Up to sixteen elements of a row, and zeros for those beyond its end or the last row.
+    /// Up to sixteen elements of a row, with zeros beyond its end and beyond the last row.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn load(&self, row: usize, at: usize) -> __m512 {
@@ -32,11 +32,11 @@ impl F32Rows<'_> {
         rounded(self.load(row, chunk * DEPTH), self.load(row, chunk * DEPTH + SIDE))
     }
 
-    /// A chunk of the depth of the sixteen columns of a panel: pairs of rows, interleaved.
+    /// One chunk of the depth for the sixteen columns of a panel, with pairs of rows interleaved.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn pairs(&self, chunk: usize, panel: usize) -> [__m512i; SIDE] {
-        // Elements 0 and 16, 1 and 17 and so on are neighbours.
+        // Elements 0 and 16, 1 and 17 and so on become neighbors.
         let mut order = [0u16; DEPTH];
         order.iter_mut().enumerate().for_each(|(at, x)| *x = (at / 2 + at % 2 * SIDE) as u16);
         let order = _mm512_loadu_si512(order.as_ptr().cast());
@@ -76,7 +76,7 @@ pub(super) unsafe fn a(rows: F32Rows<'_>, out: &mut [bf16], pitch: usize) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn a_transposed(rows: F32Rows<'_>, out: &mut [bf16], pitch: usize) {
-    // Panels side by side, as in `b`.
+    // Panels in the inner loop, as in `b`.
     for chunk in 0..rows.count.div_ceil(DEPTH) {
         for panel in 0..rows.width.div_ceil(SIDE) {
             let to = out.as_mut_ptr().add(panel * SIDE * pitch + chunk * DEPTH);
@@ -88,7 +88,7 @@ pub(super) unsafe fn a_transposed(rows: F32Rows<'_>, out: &mut [bf16], pitch: us
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn b(rows: F32Rows<'_>, out: &mut [bf16]) {
     let chunks = rows.count.div_ceil(DEPTH);
-    // Panels side by side, since their rows are neighbors in memory.
+    // Panels in the inner loop, since their rows are adjacent in memory.
     for chunk in 0..chunks {
         for panel in 0..rows.width.div_ceil(SIDE) {
             store_block(rows.pairs(chunk, panel), out.as_mut_ptr().add((panel * chunks + chunk) * BLOCK), DEPTH);

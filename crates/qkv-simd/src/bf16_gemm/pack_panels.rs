@@ -10,10 +10,10 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 impl Bf16Gemm {
-    /// Packs columns of `B = Wᵀ`, which are rows of `W [O, I]`: those of whole panels, from the first of one on.
+    /// Packs whole panels of columns of `B = Wᵀ`, which are rows of `W [O, I]`.
     ///
     /// # Panics
-    /// If a panel is not one of the matrix, or there is too little memory.
+    /// If a panel is outside the matrix, or there is too little memory.
     pub(crate) fn pack_b_panels(&self, matrix: &PackedMatrix<bf16>, panels: Range<usize>, out: &mut [bf16]) {
         let each = padded_depth(matrix.width()) * SIDE;
         assert!(out.len() >= panels.len() * each, "too little memory");
@@ -28,10 +28,10 @@ impl Bf16Gemm {
         }
     }
 
-    /// Packs columns of `B = W`, the first of which is that of a panel of `B`.
+    /// Packs columns of `B = W`, of which the first starts a panel of `B`.
     ///
     /// # Panics
-    /// If a column is not one of the matrix, or there is too little memory.
+    /// If a column is outside the matrix, or there is too little memory.
     pub(crate) fn pack_b_columns(&self, matrix: &PackedMatrix<bf16>, columns: Range<usize>, out: &mut [bf16]) {
         let each = padded_depth(matrix.rows()) * SIDE;
         assert!(columns.end <= matrix.width() && out.len() >= columns.len().div_ceil(SIDE) * each, "too little memory");
@@ -56,7 +56,7 @@ impl Bf16Gemm {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn panel_pairs(panel: &[bf16], out: &mut [bf16]) {
-    // Elements 0 and 16, 1 and 17 and so on are neighbors.
+    // Elements 0 and 16, 1 and 17 and so on become neighbors.
     let mut order = [0u16; DEPTH];
     order.iter_mut().enumerate().for_each(|(at, x)| *x = (at / 2 + at % 2 * SIDE) as u16);
     for (at, to) in out.chunks_exact_mut(2 * SIDE).enumerate() {
@@ -71,7 +71,7 @@ unsafe fn panel_pairs(panel: &[bf16], out: &mut [bf16]) {
     }
 }
 
-/// A block of sixteen columns, `count` of which are there: 32 elements of each, half of them from either panel.
+/// A block of sixteen columns, of which `count` exist: 32 elements of each, half from either panel.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn column_pairs(panels: [Option<&[bf16]>; 2], count: usize, out: &mut [bf16]) {

@@ -1,9 +1,9 @@
 //! Online softmax that rounds its weights to bf16 in the same pass, as the left operand of the next product.
 //!
-//! The pass is bound by the two floating-point ports, so its instructions are counted: one multiply-add turns a score
-//! into a power of two relative to the maximum, then come a fraction and a polynomial of degree four, and `VSCALEFPS`
-//! applies the integer part of the exponent and turns absent scores, −∞, into exact zeros. Maxima and sums of sixteen
-//! rows are reduced together, with half the shuffles of a transpose.
+//! The pass is bound by the two floating-point ports, so every instruction counts: one multiply-add turns a score into
+//! an exponent of two relative to the maximum, a polynomial of degree four is evaluated at its fractional part, and
+//! `VSCALEFPS` applies the integer part and turns absent scores, −∞, into exact zeros. Maxima and sums of sixteen rows
+//! are reduced together, with half the shuffles of a transpose.
 
 // SAFETY, for the whole module: every function requires AVX-512 with bf16, and slices of the lengths that the parent
 // module checks before it calls.
@@ -18,15 +18,15 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 /// The coefficients of `2ʳ` for `r` in [0, 1], highest power first, without the constant 1. The largest relative error
-/// is 2⁻¹⁸, and there is none at either end, so that scores next to the largest have a weight of 1 as well. One degree
-/// less would do for weights in bf16, but not for the log-sum-exp, which is f32.
+/// is 2⁻¹⁸. It is zero at both ends, so that scores close to the largest have a weight of 1 as well. One degree less
+/// would do for weights in bf16, but not for the log-sum-exp, which is f32.
 const POWER: [f32; 4] = [0.013_555_747, 0.052_032_37, 0.241_379_77, 0.693_032_15];
 
 /// `2ˣ` to 18 bits in the lanes of `there`, 0 elsewhere; 0 for −∞, NaN for NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(super) unsafe fn power_of_two(there: __mmask16, x: __m512) -> __m512 {
-    // The fraction above the integer below x, without exceptions.
+    // `x − ⌊x⌋`, with exceptions suppressed.
     const FRACTION: i32 = 0b1001;
     let r = _mm512_reduce_ps::<FRACTION>(x);
     let mut y = _mm512_set1_ps(POWER[0]);
@@ -169,7 +169,7 @@ impl Group {
         };
         let old = _mm512_mask_loadu_ps(least, there, max.as_ptr().add(self.first));
         let mut most = _mm512_mul_ps(max_each(&each), _mm512_set1_ps(how.scale));
-        // A row of nothing but NaN and absent scores is NaN.
+        // A row with only NaN and absent scores is NaN.
         let mut none = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(there, most, least);
         while none != 0 {
             let r = none.trailing_zeros() as usize;

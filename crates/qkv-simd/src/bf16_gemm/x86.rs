@@ -321,7 +321,7 @@ pub(super) unsafe fn pack_b_transposed(rows: &[bf16], row: usize, count: usize, 
     }
 }
 
-/// Copies, and returns whether everything is finite.
+/// Copies a slice and returns whether all elements are finite.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn copy_checking_finite(from: &[bf16], to: &mut [bf16]) -> bool {
     let exponent = _mm512_set1_epi16(EXPONENT);

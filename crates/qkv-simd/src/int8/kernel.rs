@@ -1,9 +1,9 @@
-//! The inner loops of products in 8 bits: a register tile of sums for some rows and panels. Four bytes of a row are
-//! multiplied with four of each column at a time: by `VPDPBUSD`, which does not saturate, where the CPU has VNNI;
-//! elsewhere as 16-bit pairs. Sixteen rows and more are left to `amx` where the CPU has it.
+//! The inner loops of 8-bit products: a register tile of sums for some rows and panels. Four bytes of a row are
+//! multiplied with four of each column at a time: with `VPDPBUSD`, which does not saturate, if the CPU has VNNI, and as
+//! 16-bit pairs otherwise. Sixteen rows or more are left to `amx` if the CPU has it.
 
-// SAFETY, for the whole module: every method requires the instruction set of its intrinsics, and a load the bytes that
-// it names.
+// SAFETY, for the whole module: every method requires the instruction set of its intrinsics, and a load requires the
+// bytes that it names.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 #[cfg(target_arch = "x86_64")]
@@ -44,7 +44,7 @@ impl Dots {
     pub fn of(isa: Isa) -> Dots {
         match isa.level() {
             Level::Portable => Dots::Portable,
-            // The compiler makes of the portable ones what it can.
+            // The compiler vectorizes the portable loops as far as it can.
             #[cfg(target_arch = "aarch64")]
             Level::Neon => Dots::Portable,
             #[cfg(target_arch = "x86_64")]
@@ -59,7 +59,7 @@ impl Dots {
         }
     }
 
-    /// All that this CPU has.
+    /// All variants of this CPU.
     #[cfg(test)]
     pub fn available() -> Vec<Dots> {
         let mut found: Vec<Dots> = Isa::available().into_iter().map(Dots::of).collect();
@@ -78,7 +78,7 @@ pub(super) struct Job<'a> {
     pub matrix: &'a Int8Matrix,
     pub finish: Finish<'a>,
     pub x: &'a Int8Rows,
-    /// Whether the result is added to what is there.
+    /// Whether the result is added to the contents of `out`.
     pub add: bool,
     pub rows: std::ops::Range<usize>,
     pub panels: std::ops::Range<usize>,
@@ -123,8 +123,8 @@ unsafe fn by_vnni(job: Job<'_>) {
     job.run::<VnniTotals>()
 }
 
-/// Rounds rows as [`Int8Rows`] describes, and what that leaves into `rest`; `false`, and nothing done, where only the
-/// general pass does that.
+/// Rounds rows as [`Int8Rows`] describes, and the remainders into `rest`. Returns `false`, with nothing done, if only
+/// the general pass can do that.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn round(isa: Isa, x: &[f32], into: &mut Int8Rows, mut rest: Option<&mut Int8Rows>) -> bool {
     if isa.level() <= Level::Avx2 {
@@ -149,7 +149,8 @@ pub(super) fn round(_: Isa, _: &[f32], _: &mut Int8Rows, _: Option<&mut Int8Rows
     false
 }
 
-/// Rounds a row, and what that leaves; the scale, and what the shift of a matrix adds to the sums of both.
+/// Rounds a row, and its remainder into `rest`. Returns the scale, and what the shift of a matrix adds to the sums of
+/// both.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn round_by_avx512(x: &[f32], codes: &mut [i8], mut rest: Option<&mut [i8]>) -> (f32, [i32; 2]) {
@@ -158,7 +159,7 @@ unsafe fn round_by_avx512(x: &[f32], codes: &mut [i8], mut rest: Option<&mut [i8
     for at in (0..x.len()).step_by(LANES) {
         let lanes = _mm512_maskz_loadu_ps(first_lanes(x.len() - at), x.as_ptr().add(at));
         most = _mm512_max_ps(most, _mm512_abs_ps(lanes));
-        // 0 for finite numbers, otherwise NaN.
+        // 0 for finite numbers, NaN otherwise.
         odd = _mm512_add_ps(odd, _mm512_mul_ps(lanes, zero));
     }
     let (largest, odd) = (_mm512_reduce_max_ps(most), _mm512_reduce_add_ps(odd));
@@ -249,7 +250,7 @@ impl Job<'_> {
             x = x.add(QUAD);
             w = w.add(LINE);
         }
-        // Through memory, in loops so small that they are unrolled: others would keep the sums in memory all the time.
+        // Through memory, in loops small enough to be unrolled: otherwise the sums would always be in memory.
         let mut lanes = [[[0.0f32; LANES]; PANELS]; ROWS];
         for r in 0..ROWS {
             for p in 0..PANELS {
@@ -276,11 +277,11 @@ impl Job<'_> {
 /// # Safety
 /// Every method may be called only where the CPU has the instruction set of the implementing type.
 trait Totals: Copy {
-    /// The same as `f32`.
+    /// The `f32` lanes of this instruction set.
     type Lanes: Lanes<Scalar = f32>;
-    /// Four bytes of each of sixteen columns, without a sign.
+    /// Four unsigned bytes of each of sixteen columns.
     type Columns: Copy;
-    /// Four bytes of a row, with a sign, for every column.
+    /// Four signed bytes of a row, for every column.
     type Quad: Copy;
     /// Rows of a register tile.
     const ROWS: usize;
@@ -422,7 +423,7 @@ impl Totals for Avx512Totals {
     }
 }
 
-/// One 512-bit register and VNNI's instruction.
+/// One 512-bit register, with the VNNI instruction.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct VnniTotals(__m512i);

@@ -232,11 +232,11 @@ impl Lanes for F32x16 {
     }
     #[inline(always)]
     unsafe fn sum_each(rows: &[Self; MAX_LANES]) -> Self {
-        Self(sum_each(&*rows.as_ptr().cast())) // the one is what the other is
+        Self(sum_each(&*rows.as_ptr().cast())) // `repr(transparent)`: the same layout
     }
     #[inline(always)]
     unsafe fn max_each(rows: &[Self; MAX_LANES]) -> Self {
-        Self(max_each(&*rows.as_ptr().cast())) // the one is what the other is
+        Self(max_each(&*rows.as_ptr().cast())) // `repr(transparent)`: the same layout
     }
     #[inline(always)]
     unsafe fn max_lane(self) -> f32 {

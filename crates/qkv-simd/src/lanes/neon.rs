@@ -36,7 +36,7 @@ unsafe fn store_u16(of: [uint16x4_t; 4], to: *mut u16, count: usize) {
     std::ptr::copy_nonoverlapping(all.as_ptr(), to, count);
 }
 
-/// Four `f16`, widened. The type of the intrinsic is not stable, the instruction is in every aarch64.
+/// Four `f16`, widened. The type that the intrinsic takes is not stable; the instruction is in every aarch64.
 #[inline(always)]
 unsafe fn widen(four: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;

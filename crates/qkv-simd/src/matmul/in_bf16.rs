@@ -1,4 +1,4 @@
-//! Products of matrices of f32 that are rounded to bf16 while they are packed.
+//! Products of f32 matrices that are rounded to bf16 while they are packed.
 
 use super::parts::Columns;
 use super::{Operand, PackBuffers, RightOperand, check};
@@ -15,7 +15,7 @@ const ROWS: usize = 8 * SIDE;
 /// Panels of `B` in one task.
 const PANELS: usize = 8;
 
-/// Blocks of the longer side that are multiplied with all of the other before the next.
+/// Blocks of the longer side that are multiplied with all blocks of the other side before the next ones.
 const TOGETHER: usize = 16;
 
 /// Chunks of the depth that are multiplied at a time: 1,024 elements, or 256 KiB of either operand in one task.
@@ -55,7 +55,7 @@ pub fn matmul_bf16(
     }
     let threads = if m * n * k > 1 << 20 { threads } else { 1 };
     let (pitch, chunks, panels) = (left_pitch(k), padded_depth(k) / DEPTH, n.div_ceil(SIDE));
-    // Fewer panels in a task where there would be too few tasks.
+    // Fewer panels per task if there would be too few tasks.
     let (down, enough) = (m.div_ceil(ROWS), 3 * threads);
     let each = [PANELS, PANELS / 2].into_iter().find(|each| down * panels.div_ceil(*each) >= enough).unwrap_or(2);
     let order = TaskOrder { down, across: panels.div_ceil(each) };
@@ -103,9 +103,9 @@ pub fn matmul_bf16(
     true
 }
 
-/// In which order blocks of rows and of panels are multiplied: along the longer side, [`TOGETHER`] blocks of it with
-/// all blocks of the other side, then the next. Threads that begin together pack different blocks, and few of them at a
-/// time are read again.
+/// The order in which blocks of rows and of panels are multiplied: along the longer side, [`TOGETHER`] blocks of it
+/// with all blocks of the other side, then the next ones. Threads that start together pack different blocks, and only a
+/// few blocks at a time are read repeatedly.
 struct TaskOrder {
     down: usize,
     across: usize,
@@ -122,7 +122,7 @@ impl TaskOrder {
     }
 }
 
-/// Packs rows of A, and zeros up to whole tiles.
+/// Packs rows of A, with zeros up to whole tiles.
 fn pack_a(gemm: &Bf16Gemm, a: &Operand<'_, f32>, rows: Range<usize>, out: &mut [bf16]) -> bool {
     let pitch = left_pitch(a.columns);
     if a.transposed {
@@ -136,7 +136,7 @@ fn pack_a(gemm: &Bf16Gemm, a: &Operand<'_, f32>, rows: Range<usize>, out: &mut [
     true
 }
 
-/// Packs columns of B, the first of which is that of a panel, and zeros up to whole panels.
+/// Packs columns of B, of which the first starts a panel, with zeros up to whole panels.
 fn pack_b(gemm: &Bf16Gemm, b: &RightOperand<'_, f32>, columns: Range<usize>, out: &mut [bf16]) -> bool {
     let b = match b {
         RightOperand::Packed(matrix) => {

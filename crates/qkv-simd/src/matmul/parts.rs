@@ -1,5 +1,5 @@
-//! What products that are divided into parts of the result have in common: packed blocks of an operand, and the matrix
-//! of which threads write parts.
+//! Shared by products whose result is divided among tasks: packed blocks of an operand, and a matrix whose parts are
+//! written by several threads.
 
 use crate::aligned::Aligned;
 use crate::bf16_gemm::RawTarget;
@@ -7,7 +7,7 @@ use crate::shared::{BlockStates, LazyBlocks};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Blocks of one operand, each packed by the first task that needs it. They begin at a cache line where their size is
+/// Blocks of one operand, each packed by the first task that needs it. They are aligned to cache lines if their size is
 /// whole lines.
 #[derive(Debug, Default)]
 pub(super) struct PackBuffer<T> {
@@ -32,7 +32,7 @@ pub(super) struct Columns<'a> {
     borrowed: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: whoever takes a part guarantees that it is the only one.
+// SAFETY: the caller of `part` guarantees that no two parts in use overlap.
 unsafe impl Sync for Columns<'_> {}
 
 impl<'a> Columns<'a> {
@@ -51,7 +51,7 @@ impl<'a> Columns<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.columns + columns.start), columns.len()) }
     }
 
-    /// Columns of rows, all of which are inside the matrix.
+    /// A range of columns of a range of rows, all inside the matrix.
     pub fn target(&self, rows: Range<usize>, columns: &Range<usize>, add: bool) -> RawTarget {
         assert!(rows.start < rows.end && rows.end <= self.rows);
         assert!(columns.start < columns.end && columns.end <= self.columns);

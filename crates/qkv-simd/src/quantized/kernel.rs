@@ -1,7 +1,7 @@
 //! The inner loops of quantized products: sixteen rows of the matrix with one or four vectors. Codes are unpacked to 16
 //! bits in registers, multiplied by the vector's 16-bit numbers and summed over a block exactly; a block's sum is then
-//! scaled and added in `f32`, without fused multiply-adds. So a result has the same bits on every instruction set and
-//! does not depend on what is computed beside it.
+//! scaled and added in `f32`, without fused multiply-adds. So a result has the same bits on every instruction set,
+//! whatever else is computed with it.
 
 #[cfg(target_arch = "aarch64")]
 use super::words::NeonWords;
@@ -40,7 +40,7 @@ pub(super) const fn header_bytes(kind: ScaleKind) -> usize {
     }
 }
 
-/// One vector: 16-bit numbers in pairs, and of each block the scale, the sums of its halves and its sum in `f32`.
+/// One vector: 16-bit numbers in pairs, and for each block the scale, the sums of its halves and its sum in `f32`.
 #[derive(Clone, Copy)]
 pub(super) struct VectorRef {
     pub pairs: *const [i16; 2],
@@ -143,7 +143,7 @@ impl Job<'_> {
             let live = GROUP.min(self.rows - group * GROUP);
             let mut first = 0;
             while first < self.vectors.len() {
-                // SAFETY: as above, and there are so many vectors.
+                // SAFETY: as above, and there are that many vectors.
                 unsafe {
                     if self.vectors.len() - first >= 4 {
                         self.group::<W, BITS, KIND, 4>(from, first, group * GROUP, live);
@@ -183,7 +183,7 @@ impl Job<'_> {
                         scales = scales.add(2 * GROUP);
                     }
                 }
-                // The second sum is that of the second half, where halves have scales of their own.
+                // The second sum is for the second half, if halves have their own scales.
                 let mut exact = [[W::splat(0); 2]; M];
                 for m in 0..M {
                     let [low, high] = *vectors[m].halves.add(block);

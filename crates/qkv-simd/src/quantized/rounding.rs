@@ -4,8 +4,8 @@ use super::{BLOCK, Blocks, Format, QuantizedMatrix};
 use half::f16;
 
 impl QuantizedMatrix {
-    /// Rounds rows of `width` values to blocks of 8 bits (Q8_0); `None` if the width is no multiple of a block, the
-    /// lengths do not fit, or a value is not finite. An error is at most half a step: about the largest value of a
+    /// Rounds rows of `width` values to blocks of 8 bits (Q8_0); `None` if the width is not a multiple of a block, the
+    /// lengths do not fit, or a value is not finite. The error is at most half a step: about the largest value of a
     /// block over 254.
     ///
     /// ```
@@ -28,7 +28,7 @@ impl QuantizedMatrix {
     }
 
     /// Rounds rows of `width` values to blocks of 4 bits with a minimum (Q4_1); `None` as
-    /// [`rounded8`](Self::rounded8). An error is at most half a step: about the range of a block over 30.
+    /// [`rounded8`](Self::rounded8). The error is at most half a step: about the range of a block over 30.
     pub fn rounded4(width: usize, values: &[f32]) -> Option<QuantizedMatrix> {
         fits(width, values)?;
         let mut blocks = Blocks::default();
@@ -45,7 +45,7 @@ impl QuantizedMatrix {
     }
 }
 
-/// A step in 16 bits, and its inverse; 0 where it vanishes.
+/// A step rounded to 16 bits, and its inverse, which is 0 if the step is.
 fn step(step: f32) -> (f16, f32) {
     let rounded = f16::from_f32(step);
     (rounded, if rounded > f16::ZERO { 1.0 / rounded.to_f32() } else { 0.0 })

@@ -1,4 +1,4 @@
-//! Blocks to values: rows widened for products that need them as they are.
+//! Blocks to values: rows are widened for products that need the values themselves.
 
 use super::kernel::{code_bytes, header_bytes, scale_bytes};
 use super::{BLOCK, GROUP, QuantizedMatrix, SUPER_BLOCKS, ScaleKind, bytes};
@@ -7,10 +7,10 @@ use crate::pass::{self, Pass};
 use half::f16;
 
 impl QuantizedMatrix {
-    /// Widens rows, the first at `row`, as many as `out` holds.
+    /// Widens the rows from `row` on, as many as `out` holds.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If there are fewer.
     pub fn widen(&self, row: usize, out: &mut [f32]) {
         let rows = out.len() / self.width;
         assert!(row + rows <= self.rows, "row {} of {}", row + rows, self.rows);
@@ -18,17 +18,17 @@ impl QuantizedMatrix {
     }
 }
 
-/// A block of 32 elements of a row, in parts: what a device packs in its own way.
+/// A block of 32 elements of a row, taken apart, for devices that pack it in a layout of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Block {
-    /// The codes less the zero of the format.
+    /// The codes minus the zero point of the format.
     pub codes: [i8; BLOCK],
     /// The scale, of the block or of its super-block.
     pub scale: f16,
-    /// The minimum of as many, or 0.
+    /// The minimum of the block or of its super-block, or 0.
     pub least: f16,
-    /// In super-blocks, what the block has for a factor of the scale and of the minimum, or what its halves have, with
-    /// a sign, for factors of the scale.
+    /// In super-blocks, the factors of the scale and of the minimum for the block, or the signed factors of the scale
+    /// for its two halves.
     pub parts: [u8; 2],
 }
 
@@ -47,7 +47,7 @@ impl Pass for WidenRows<'_> {
         for (r, out) in self.out.chunks_exact_mut(matrix.width).enumerate() {
             let row = self.row + r;
             for (block, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-                // The loops over a block are vectors for each number of bits.
+                // One instance for each number of bits, so that the loops over a block vectorize.
                 *out = match matrix.format.bits() {
                     4 => matrix.codes::<4>(row, block),
                     5 => matrix.codes::<5>(row, block),
@@ -61,8 +61,8 @@ impl Pass for WidenRows<'_> {
 }
 
 impl QuantizedMatrix {
-    /// The codes of a block less their zero, where `pack_codes` put them: with fewer than 8 bits, a line has eight
-    /// codes of a row in a word of 32 bits, two neighbors 16 bits apart.
+    /// The codes of a block minus their zero point, in the layout of `pack_codes`: with fewer than 8 bits, a line has
+    /// eight codes of a row in a 32-bit word, with two neighbors 16 bits apart.
     #[inline(always)]
     fn codes<const BITS: u32>(&self, row: usize, block: usize) -> [f32; BLOCK] {
         let (group, r, blocks) = (row / GROUP, row % GROUP, self.width / BLOCK);
@@ -79,7 +79,7 @@ impl QuantizedMatrix {
         }
         for (line, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let low = word(line * 64 + 4 * r);
-            // Planes of the bits above: one bit, or two for each code.
+            // Planes of the upper bits: one or two for each code.
             let high = match BITS {
                 5 => word(256 + 4 * r) >> (4 * line),
                 6 => word(256 + line / 2 * 64 + 4 * r) >> (line % 2 * 8),
@@ -99,7 +99,7 @@ impl QuantizedMatrix {
         out
     }
 
-    /// Where the scales of a block of sixteen rows are, after those of their super-block.
+    /// The offsets of the scales of a block of sixteen rows: those of its super-block, then its own.
     #[inline(always)]
     fn scales_at(&self, group: usize, block: usize) -> [usize; 2] {
         let (blocks, kind) = (self.width / BLOCK, self.format.kind());
@@ -107,15 +107,15 @@ impl QuantizedMatrix {
         let group_bytes = blocks * scale_bytes(kind) + blocks / SUPER_BLOCKS * header_bytes(kind);
         let headers = if header_bytes(kind) == 0 { 0 } else { supers * header_bytes(kind) };
         let from = group * group_bytes + headers + block * scale_bytes(kind);
-        // Of a super-block: before the scales of its first block.
+        // Those of a super-block precede those of its first block.
         let header = (from - block % SUPER_BLOCKS * scale_bytes(kind)).saturating_sub(header_bytes(kind));
         [header, from]
     }
 
-    /// A block of 32 elements of a row, in parts.
+    /// A block of 32 elements of a row, taken apart.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no such block.
     pub fn block(&self, row: usize, block: usize) -> Block {
         assert!(row < self.rows && block < self.width / BLOCK, "block {block} of row {row}");
         let (r, kind, [header, from]) = (row % GROUP, self.format.kind(), self.scales_at(row / GROUP, block));
@@ -139,7 +139,7 @@ impl QuantizedMatrix {
         Block { codes: codes.map(|code| code as i8), scale, least, parts }
     }
 
-    /// Codes times their scale, and plus their minimum, which are where `pack_scales` put them.
+    /// Applies the scale and the minimum to the codes of a block, in the layout of `pack_scales`.
     #[inline(always)]
     fn scale_block(&self, row: usize, block: usize, out: &mut [f32; BLOCK]) {
         let (r, kind, [header, from]) = (row % GROUP, self.format.kind(), self.scales_at(row / GROUP, block));

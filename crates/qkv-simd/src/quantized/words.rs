@@ -1,8 +1,8 @@
 //! Integer vectors of the quantized products: sixteen rows side by side, 32 bits each. All arithmetic is exact, so
 //! every instruction set computes the same bits.
 
-// SAFETY, for the whole module: every method requires the instruction set of its intrinsics, and a load the bytes that
-// it names.
+// SAFETY, for the whole module: every method requires the instruction set of its intrinsics, and a load requires the
+// bytes that it names.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 use crate::lanes::Lanes;
@@ -32,15 +32,15 @@ pub(super) trait Words: Copy {
     unsafe fn load_i8(from: *const u8) -> Self;
     /// `(self >> n) & mask` of every 16-bit number.
     unsafe fn bits(self, n: u32, mask: i16) -> Self;
-    /// `self | (high moved by n, to the left where positive) & mask` of every 16-bit number.
+    /// `self | (high shifted by n, to the left if positive) & mask` of every 16-bit number.
     unsafe fn with_high(self, high: Self, n: i32, mask: i16) -> Self;
     /// `self + w₀·x₀ + w₁·x₁` in every row, for its two numbers and a pair that all rows share.
     unsafe fn add_products(self, w: Self, x: *const [i16; 2]) -> Self;
-    /// The sums as numbers, rounded to nearest even.
+    /// The sums converted to `f32`, rounded to nearest even.
     unsafe fn to_f32(self) -> Self::Lanes;
-    /// Sixteen bytes as numbers, without a sign.
+    /// Sixteen unsigned bytes, converted to `f32`.
     unsafe fn load_u8_as_f32(from: *const u8) -> Self::Lanes;
-    /// Sixteen bytes as numbers, with a sign.
+    /// Sixteen signed bytes, converted to `f32`.
     unsafe fn load_i8_as_f32(from: *const u8) -> Self::Lanes;
 }
 
@@ -170,7 +170,7 @@ impl Words for NeonWords {
     }
 }
 
-/// `(x moved by n, to the left where positive) & mask` of every 16-bit number.
+/// `(x shifted by n, to the left if positive) & mask` of every 16-bit number.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
 unsafe fn moved(x: int16x8_t, n: i32, mask: i16) -> int16x8_t {
@@ -178,7 +178,7 @@ unsafe fn moved(x: int16x8_t, n: i32, mask: i16) -> int16x8_t {
     vandq_s16(vreinterpretq_s16_u16(moved), vdupq_n_s16(mask))
 }
 
-/// `$shift::<n>` for the constant that `n` is once loops are unrolled.
+/// `$shift::<n>`, where `n` is a constant once loops are unrolled.
 #[cfg(target_arch = "x86_64")]
 macro_rules! shifted {
     ($shift:ident, $x:expr, $n:expr) => {
@@ -269,12 +269,12 @@ impl Words for Avx2Words {
     }
 }
 
-/// One 512-bit register, with the products of `VPMADDWD`, or with those of `VPDPWSSD` where the CPU has VNNI.
+/// One 512-bit register, with the products of `VPMADDWD`, or those of `VPDPWSSD` if the CPU has VNNI.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(super) struct Avx512Words<const VNNI: bool>(__m512i);
 
-/// `sum + w · x` by VNNI's instruction, which adds the two products without saturation: the sums of `VPMADDWD`.
+/// `sum + w · x` with the VNNI instruction, which adds the two products without saturation, like `VPMADDWD`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vnni")]
 #[inline]

@@ -140,8 +140,8 @@ impl<A: Real> Kernel<A> for Softmax<'_, A> {
 const MOSTLY: usize = 8;
 
 impl<A: Real> Softmax<'_, A> {
-    /// The maxima of all rows first, then their weights, so that no exponential waits for its row's maximum; as many
-    /// rows at a time as there are lanes.
+    /// The maxima of all rows first, then their weights, so that no exponential waits for its row's maximum. Processes
+    /// as many rows at a time as there are lanes.
     #[inline(always)]
     unsafe fn rows<V: Lanes<Scalar = A>, const ACCURATE: bool, const ENTROPY: bool>(mut self) {
         let (count, lanes) = (self.rows, A::LANES);
@@ -177,7 +177,7 @@ impl<A: Real> Softmax<'_, A> {
             let most = if self.how.scale < A::ZERO { found } else { found.mul(V::splat(self.how.scale)) };
             let old = A::lanes::<V>(max, count);
             let mut new = old.where_less(most, most, old);
-            // A row of nothing but NaN and absent scores is NaN.
+            // A row with only NaN and absent scores is NaN.
             let mut seldom = found.where_equal(least, one, most.where_equal(most, zero, one)).not_zero();
             seldom &= u32::MAX >> (u32::BITS - count as u32);
             while seldom != 0 {
@@ -350,7 +350,7 @@ pub struct RowGradient<'a, A> {
     pub delta: &'a [A],
     /// The gradient of the row's entropy; empty if there is none.
     pub entropy: &'a [A],
-    /// Multiplies the gradients of the scores in the end.
+    /// Multiplies the gradients of the scores last.
     pub scale: A,
 }
 

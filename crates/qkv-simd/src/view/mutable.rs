@@ -1,4 +1,4 @@
-//! Tensors that are written: [`ViewMut`] over borrowed memory, and [`Unwritten`], memory of its own that a view fills.
+//! Tensors that are written: [`ViewMut`] over borrowed memory, and [`Unwritten`], which owns memory that a view fills.
 
 use super::{ViewError, contiguous, disjoint, inside, offset_of, representable};
 use crate::isa::Isa;
@@ -71,7 +71,7 @@ impl<'a, T> ViewMut<'a, T> {
     ///
     /// # Safety
     /// For the lifetime `'a`, the element at offset `Σ index · stride` from `data` must be aligned, writable and
-    /// accessed through this view alone, for every index inside `shape`, and all of them must belong to one allocation.
+    /// accessed only through this view, for every index inside `shape`, and all of them must belong to one allocation.
     /// They need not be initialized. A view without elements touches no memory, so `data` may then be any pointer.
     pub unsafe fn from_raw(data: *mut T, shape: [usize; 4], strides: [isize; 4]) -> Result<Self, ViewError> {
         representable(size_of::<T>(), shape, strides)?;
@@ -81,7 +81,7 @@ impl<'a, T> ViewMut<'a, T> {
         Ok(ViewMut { data, shape, strides, count: None, borrowed: PhantomData })
     }
 
-    /// The same view for a shorter time, so that it can be written again later.
+    /// The same view with a shorter lifetime, so that it can be written again later.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
         let ViewMut { data, shape, strides, count, .. } = *self;
         ViewMut { data, shape, strides, count, borrowed: PhantomData }
@@ -179,7 +179,7 @@ impl<T: Element> ViewMut<'_, T> {
         }
     }
 
-    /// Rounds `count` rows of accumulators at distance `row` into the rows from `i` on; in one pass if both are dense.
+    /// Rounds `count` rows of accumulators with stride `row` into the rows from `i` on; in one pass if both are dense.
     ///
     /// # Safety
     /// No other access to these rows happens at the same time.
@@ -210,7 +210,7 @@ impl<T: Element> ViewMut<'_, T> {
         }
     }
 
-    /// Multiplies rows of accumulators at distance `row` by their factors, and rounds them into the rows from `i` on.
+    /// Multiplies rows of accumulators with stride `row` by their factors, and rounds them into the rows from `i` on.
     ///
     /// # Safety
     /// No other access to these rows happens at the same time.

@@ -1,4 +1,4 @@
-//! What can be asked of an [`Attention`]: forward, backward, weights, decoding, and what the engine will touch.
+//! The calls on an [`Attention`]: forward, backward, weights, decoding, and the tiles that the engine will visit.
 
 use super::{Attention, Tiles};
 use crate::decode::Decode;
@@ -37,8 +37,8 @@ impl Attention {
         Ok(out)
     }
 
-    /// [`forward`](Attention::forward) into memory of the caller's, with scratch that can be used again and a number of
-    /// threads: nothing is allocated beyond what the scratch already holds, save a few words a block.
+    /// [`forward`](Attention::forward) into the caller's memory, with reusable scratch and a number of threads: beyond
+    /// what the scratch already holds, only a few words per block are allocated.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 2, 9, 4], 1);
@@ -66,8 +66,8 @@ impl Attention {
         Ok(())
     }
 
-    /// Computes the gradients of everything that was given, from what [`forward`](Attention::forward) returned and what
-    /// comes back from above: in one pass, in linear memory, the same bits for any number of threads.
+    /// Computes the gradients of all given inputs from the output of [`forward`](Attention::forward) and the upstream
+    /// gradients: in one pass, in linear memory, with the same bits for any number of threads.
     pub fn backward<T: Element>(
         &self,
         inputs: Inputs<'_, T>,
@@ -77,7 +77,7 @@ impl Attention {
         self.backward_with(inputs, out, upstream, T::scratch(), rayon::current_num_threads())
     }
 
-    /// [`backward`](Attention::backward) with scratch that can be used again and a number of threads.
+    /// [`backward`](Attention::backward) with reusable scratch and a number of threads.
     pub fn backward_with<T: Element>(
         &self,
         inputs: Inputs<'_, T>,
@@ -111,11 +111,9 @@ impl Attention {
         Ok(gradients)
     }
 
-    /// [`backward`](Attention::backward) of a softmax from and into memory of the caller, with any strides: the output
-    /// of
-    /// [`forward_into`](Attention::forward_into) is read and the gradients are written in place, without copies. The
-    /// bits
-    /// are those of [`backward`](Attention::backward).
+    /// [`backward`](Attention::backward) of a softmax from and into the caller's memory, with any strides: the output
+    /// of [`forward_into`](Attention::forward_into) is read and the gradients are written in place, without copies. The
+    /// bits are the same as those of [`backward`](Attention::backward).
     ///
     /// ```
     /// use qkv::{Attention, GradientsMut, Inputs, OutputRef, Scratch, Tensor, Upstream, ViewMut};
@@ -156,8 +154,7 @@ impl Attention {
     }
 
     /// The weights, on demand: any rows, any rectangle, or pooled to a picture, recomputed exactly from `q`, `k` and
-    /// what
-    /// [`forward`](Attention::forward) kept.
+    /// what [`forward`](Attention::forward) saved.
     pub fn weights<'a, T: Element>(&'a self, inputs: Inputs<'a, T>, out: &'a Output<T>) -> Result<Weights<'a, T>> {
         let problem = Problem::placed(self, inputs, out.place)?;
         out.check(&problem)?;
@@ -202,8 +199,8 @@ impl Attention {
         Ok(out)
     }
 
-    /// [`decode`](Attention::decode) into memory of the caller's, with scratch that can be used again and a number of
-    /// threads, as [`forward_into`](Attention::forward_into) is to [`forward`](Attention::forward).
+    /// [`decode`](Attention::decode) into the caller's memory, with reusable scratch and a number of threads: what
+    /// [`forward_into`](Attention::forward_into) is to [`forward`](Attention::forward).
     ///
     /// ```
     /// # use qkv::*;
@@ -230,7 +227,7 @@ impl Attention {
         Ok(())
     }
 
-    /// Refuses what returns more than memory of the caller's has room for.
+    /// Refuses selections that return more than the caller's memory has room for.
     fn check_into(&self) -> Result<()> {
         if self.select == Select::Soft {
             return Ok(());
@@ -242,8 +239,8 @@ impl Attention {
         })
     }
 
-    /// How many tiles of each kind the mask leaves, in all sequences and heads: what the engine will touch. Linear
-    /// attention touches none.
+    /// How many tiles of each kind the mask leaves, in all sequences and heads: the tiles that the engine will visit.
+    /// Linear attention visits none.
     ///
     /// ```
     /// # use qkv::*; let x = Tensor::<f32, 4>::randn([1, 1, 4096, 8], 1);

@@ -1,11 +1,11 @@
 //! A mask, compiled: the one form that every engine reads.
 //!
-//! [`Mask::allows`] defines what a mask means, one pair at a time. A [`CompiledMask`] means the same for a number of
-//! queries and keys, as an expression over a dozen simple predicates. It answers for whole tiles (empty, partial,
-//! full), and it is made once per call:
+//! [`Mask::allows`] defines what a mask means, one pair at a time. A [`CompiledMask`] means the same for a given number
+//! of queries and keys, as an expression over a dozen simple predicates. It answers for whole tiles (empty, partial,
+//! full), and it is compiled once per call:
 //!
 //! - the CPU engine visits the tiles that are not empty and masks the partial ones row by row, an interval at a time;
-//! - linear attention needs every query to see a prefix of its sequence, and asks [`CompiledMask::band`];
+//! - linear attention needs every query to see a prefix of its sequence, and uses [`CompiledMask::band`];
 //! - GPU kernels run it as a postfix program, [`CompiledMask::program`], whose opcodes come from one table.
 //!
 //! A new mask needs an arm of [`lower`], and nothing else here, if these predicates can express it; see
@@ -32,7 +32,7 @@ use std::ops::Range;
 /// The bits of one row of a tile.
 pub(crate) type Bits = [u64; KEYS / 64];
 
-/// What a mask allows of a tile. Verdicts are sound: *partial* may turn out empty or full, never the reverse.
+/// What a mask allows within a tile. Verdicts are sound: *partial* may turn out empty or full, never the reverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Verdict {
@@ -135,14 +135,14 @@ pub struct Band {
 }
 
 impl Band {
-    /// Further than any key.
+    /// Farther than any key.
     pub const UNLIMITED: i64 = FAR;
 
     const ALL: Band = Band { limited: false, left: FAR, right: FAR, lengths: false, segments: false };
 }
 
 impl CompiledMask {
-    /// Compiles a mask for `n` queries that stand at `place` among `m` keys. The mask must fit these sizes, as
+    /// Compiles a mask for `n` queries that stand at `place` among `m` keys. The mask must fit these sizes, which
     /// [`Problem`] checks.
     pub fn new(mask: &Mask, n: usize, m: usize, place: Place) -> CompiledMask {
         CompiledMask { expr: lower(mask, m), n, m, place }
@@ -163,7 +163,7 @@ impl CompiledMask {
         self.expr.any(&|predicate| *predicate == Predicate::Segments)
     }
 
-    /// The verdict of a tile, for a mask that depends on positions alone; others are partial.
+    /// The verdict of a tile, for a mask that depends only on positions; for others it is partial.
     pub fn classify(&self, queries: Range<usize>, keys: Range<usize>) -> Verdict {
         if queries.is_empty() || keys.is_empty() {
             return Verdict::Empty;
@@ -196,7 +196,7 @@ impl CompiledMask {
         })
     }
 
-    /// Whether padding is one of the conjuncts, and the rest of the mask, if the rest depends on positions alone.
+    /// Whether padding is one of the conjuncts, and the rest of the mask, if the rest depends only on positions.
     pub fn without_lengths(&self) -> Option<(bool, CompiledMask)> {
         let (lengths, rest): (Vec<&Expr>, Vec<&Expr>) =
             self.expr.conjuncts().into_iter().partition(|conjunct| **conjunct == Expr::Leaf(Predicate::Lengths));
@@ -216,7 +216,7 @@ pub(crate) enum Expr {
 }
 
 impl Expr {
-    /// All of these; one alone is itself.
+    /// The conjunction of these; a single one stays as it is.
     pub fn and(exprs: impl Iterator<Item = Expr>) -> Expr {
         let mut exprs: Vec<Expr> = exprs.filter(|expr| *expr != Expr::All).collect();
         match exprs.len() {
@@ -253,7 +253,7 @@ impl Expr {
         }
     }
 
-    /// What it allows of a tile.
+    /// What it allows within a tile.
     pub fn verdict(&self, data: &MaskData<'_>, at: &TileAt) -> Verdict {
         match self {
             Expr::All => Verdict::Full,
@@ -288,7 +288,7 @@ impl Expr {
         }
     }
 
-    /// Where on one side it can allow anything, given the other side of a tile.
+    /// The intervals of one side in which it can allow anything, given the other side of a tile.
     pub fn spans(&self, data: &MaskData<'_>, b: usize, side: Side, other: Extent) -> Spans {
         match self {
             Expr::Leaf(predicate) => predicate.spans(data, b, side, other),

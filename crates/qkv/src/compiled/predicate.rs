@@ -77,7 +77,7 @@ impl Predicate {
         }
     }
 
-    /// What it allows of a tile.
+    /// What it allows within a tile.
     pub fn verdict(&self, data: &MaskData<'_>, at: &TileAt) -> Verdict {
         let (q, k) = (at.queries, at.keys);
         match self {
@@ -159,7 +159,7 @@ impl Predicate {
             })
     }
 
-    /// Where on one side it can allow anything, given the other side of a tile.
+    /// The intervals of one side in which it can allow anything, given the other side of a tile.
     pub fn spans(&self, data: &MaskData<'_>, b: usize, side: Side, other: Extent) -> Spans {
         match (self, side) {
             (Predicate::Band { left, right }, Side::Keys) => Spans::one(other.low - left, other.high + right),

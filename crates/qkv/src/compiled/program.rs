@@ -43,13 +43,14 @@ opcodes! {
     Not = 15, "OP_NOT": "not the one on top";
 }
 
-/// The most steps that a program has.
+/// The maximum number of steps of a program.
 pub const MAX_STEPS: usize = 32;
 
-/// The most blocks per row that BigBird draws in a program: kernels draw rows beyond the list into registers.
+/// The maximum number of blocks per row that BigBird draws in a program: kernels draw rows beyond the list into
+/// registers.
 pub const MAX_DRAWN: usize = 64;
 
-/// The rows of BigBird that a program lists; rows further away are few, and drawn by the kernel.
+/// The rows of BigBird that a program lists; rows beyond these are few, and drawn by the kernel.
 const MAX_LISTED: usize = 1 << 20;
 
 /// The opcodes, limits and verdicts as C++ `#define`s, for kernels that interpret a [`MaskProgram`].
@@ -262,7 +263,7 @@ mod tests {
         }
     }
 
-    /// The program, run as a kernel runs it.
+    /// Runs the program as a kernel does.
     fn run(program: &MaskProgram, data: &MaskData<'_>, i: usize, j: usize) -> bool {
         let word = |at: u64, index: i64, size: usize| {
             let start = at as usize + index as usize * size;

@@ -1,4 +1,4 @@
-//! Intervals of positions: where on one side of the score matrix a mask can allow anything.
+//! Intervals of positions on one side of the score matrix in which a mask can allow anything.
 
 use super::predicate::FAR;
 

@@ -4,7 +4,7 @@
 use super::Bits;
 use std::ops::Range;
 
-/// Of smaller blocks each key is asked about.
+/// Blocks smaller than this are tested key by key.
 const SMALL_BLOCK: usize = 8;
 
 /// The smallest and largest position (of queries) or index (of keys) in a tile, and their classes if the tile is
@@ -42,11 +42,11 @@ pub(crate) struct TileAt {
     pub natural: Option<[usize; 4]>,
 }
 
-/// Some indices, or all, in an order of their own.
+/// Some or all indices, in an order other than the natural one.
 #[derive(Clone, Debug)]
 pub(crate) struct List {
     pub(crate) indices: Vec<u32>,
-    /// What orders them, and the class of each.
+    /// What they are sorted by, and the class of each.
     classes: Option<(ClassOf, Vec<u32>)>,
     /// The extent of each tile.
     pub(crate) extents: Vec<Extent>,
@@ -78,7 +78,7 @@ impl List {
         List { indices, classes, extents }
     }
 
-    /// All of `0 .. len`, sorted by class and within a class as they are.
+    /// All of `0 .. len`, sorted by class, and in natural order within a class.
     pub(crate) fn by_class(
         len: usize,
         tile: usize,
@@ -95,7 +95,7 @@ impl List {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TileKeys<'a> {
     pub(crate) list: Option<&'a List>,
-    /// Places of the order.
+    /// The first place in the order.
     pub start: usize,
     pub len: usize,
 }
@@ -107,12 +107,12 @@ impl TileKeys<'_> {
         self.list.map_or(self.start + at, |list| list.indices[self.start + at] as usize)
     }
 
-    /// Where the keys are in their natural order, the first of them.
+    /// The first key, if the keys are in natural order.
     pub fn natural(&self) -> Option<usize> {
         self.list.is_none().then_some(self.start)
     }
 
-    /// The places of the tile that hold the keys of a class, where classes order them.
+    /// The places in the tile that hold the keys of a class, if the keys are sorted by these classes.
     #[inline]
     pub(crate) fn of_class(&self, of: ClassOf, class: u32) -> Option<Range<usize>> {
         let (by, classes) = self.list?.classes.as_ref()?;
@@ -128,7 +128,7 @@ impl TileKeys<'_> {
         *bits = bits_of(0..if value { self.len } else { 0 });
     }
 
-    /// The places of the tile that hold the keys between `low` and `high`, where those lie in their natural order.
+    /// The places in the tile that hold the keys between `low` and `high`, if the keys are in natural order.
     #[inline]
     pub(crate) fn between(&self, low: i64, high: i64) -> Option<Range<usize>> {
         let start = self.natural()? as i64;
@@ -144,7 +144,7 @@ impl TileKeys<'_> {
         }
     }
 
-    /// The bits of keys for which `f`, given the natural index, says yes.
+    /// The bits of keys for which `f`, given the natural index, is true.
     pub(crate) fn each(&self, bits: &mut Bits, f: impl Fn(usize) -> bool) {
         // A word at a time, in a register.
         for (word, bits) in bits.iter_mut().enumerate() {
@@ -159,7 +159,7 @@ impl TileKeys<'_> {
         }
     }
 
-    /// The bits of keys for whose block of `size`, by its number, `f` says yes.
+    /// The bits of keys for which `f`, given the number of their block of `size`, is true.
     pub(crate) fn each_block(&self, bits: &mut Bits, size: usize, f: impl Fn(usize) -> bool) {
         let Some(start) = self.natural().filter(|_| size >= SMALL_BLOCK) else {
             return self.each(bits, |j| f(j / size));
@@ -177,7 +177,7 @@ impl TileKeys<'_> {
     }
 }
 
-/// The bits of these places; none where the range ends before it starts.
+/// The bits of these places; none if the range ends before it starts.
 #[inline]
 pub(crate) fn bits_of(range: Range<usize>) -> Bits {
     let below = |end: usize| if end == 128 { u128::MAX } else { (1 << end) - 1 };

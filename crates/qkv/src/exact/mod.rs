@@ -3,7 +3,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | [`plan`] | which tiles are visited and in which order: the compiled mask, orders of a sequence, pieces |
-//! | [`pack`] | where rows come from; keys, values and queries packed block by block, on first use |
+//! | [`pack`] | the sources of rows; keys, values and queries packed block by block, on first use |
 //! | [`gemm`] | the matrix products of a tile, in native, bf16 or bf16x3 arithmetic |
 //! | [`scores`] | the scores of a tile: projected, scaled, capped, biased, masked |
 //! | [`forward`](mod@forward) | the forward pass: online softmax and `P · V` |
@@ -12,8 +12,8 @@
 //! | [`select`](mod@select) | selections other than softmax, forward |
 //!
 //! Determinism rests on four rules that every change must keep: a score is a pure function of its query and its key;
-//! key tiles have a fixed size and start at key 0; a row is rescaled because of that row alone; and nothing that fixes
-//! an order of summation depends on threads, batch size or cache sizes.
+//! key tiles have a fixed size and start at key 0; whether a row is rescaled depends only on that row; and nothing that
+//! fixes an order of summation depends on threads, batch size or cache sizes.
 
 mod backward;
 mod decode;

@@ -4,7 +4,7 @@
 //! φ(k_j)ᵀ` over the keys before them; keys walk backward with the sum of `[g_i, c_i] φ(q_i)ᵀ` over the queries behind
 //! them. Nothing is kept from the forward pass but its output and log-sum-exp.
 //!
-//! The log of a query is that of its features less its log-sum-exp, so the factor of a pair is `exp` of the sum of two
+//! The log of a query is that of its features minus its log-sum-exp, so the factor of a pair is `exp` of the sum of two
 //! logs and `p_ij`, which is at most 1, never leaves its range.
 
 use super::chunk::{Block, Facing, Sizes, State, pack};
@@ -32,7 +32,7 @@ pub(crate) fn backward<T: Element>(
     scratch: &Scratch<T::Acc>,
     threads: usize,
 ) {
-    // Queries that see nothing and keys that nobody sees are not written below.
+    // Queries that see no key and keys that no query sees are not written below.
     for view in [&mut into.q, &mut into.k, &mut into.v] {
         clear(view.reborrow(), scratch);
     }
@@ -51,7 +51,7 @@ fn clear<T: Element>(view: ViewMut<'_, T>, scratch: &Scratch<T::Acc>) {
     }
 }
 
-/// What comes back from above, and what it belongs to.
+/// The upstream gradients, and the call that they belong to.
 struct Above<'a, T: Element> {
     problem: &'a Problem<'a, T>,
     out: OutputRef<'a, T>,
@@ -60,8 +60,8 @@ struct Above<'a, T: Element> {
 }
 
 impl<T: Element> Above<'_, T> {
-    /// Loads queries, each carrying `[g_i, c_i]`, their logs less the log-sum-exp. A query without a denominator
-    /// carries nothing and has a log of −∞.
+    /// Loads queries with `[g_i, c_i]` as payload, and with their logs minus the log-sum-exp. A query without a
+    /// denominator has features and payload of zero and a log of −∞.
     fn load(&self, [b, h]: [usize; 2], queries: &[Query], room: &mut Room<'_, T::Acc>) {
         let Room { queries: block, outputs: room, .. } = room;
         let (zero, Sizes { map, dv, v_row }) = (T::Acc::ZERO, self.sizes);
@@ -159,7 +159,8 @@ impl<T: Element> Above<'_, T> {
         let Above { problem, sizes, .. } = *self;
         let shape = State::new(sizes, Facing::Features);
         let heads = problem.heads;
-        // Units of a causal sequence are the queries of its spans but the first, from the last; of another, its pieces.
+        // The units of a causal sequence are the queries of its spans except the first, from the last one back; those
+        // of another are its pieces.
         let units: Vec<Vec<Range<usize>>> = plan
             .sequences
             .iter()
@@ -207,7 +208,7 @@ impl<T: Element> Above<'_, T> {
     }
 }
 
-/// `d_features = exp(log + log of the state) · (what the rows carry · state)`; 0 for an empty state.
+/// `d_features = exp(log + log of the state) · (payload of the rows · state)`; 0 for an empty state.
 fn carried<A: Real>(sizes: &Sizes<A>, block: &Block<'_, A>, state: &[A], d_features: &mut [A]) {
     let (map, before) = (&sizes.map, state[state.len() - 1]);
     let d_features = &mut d_features[..block.len * map.row];
@@ -229,7 +230,7 @@ fn scale_rows<A: Real>(sizes: &Sizes<A>, block: &Block<'_, A>, log: A, rows: &mu
     }
 }
 
-/// Which tile over pairs is made.
+/// Which tile over pairs is computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pair {
     /// The weights `p_ij`.
@@ -238,10 +239,10 @@ enum Pair {
     Gradient,
 }
 
-/// What a worker of either scan needs of its own.
+/// The buffers of a worker in either scan.
 struct Room<'s, A: Real> {
     queries: Block<'s, A>,
-    /// Keys and values of a chunk, side by side.
+    /// The keys and values of a chunk, packed in panels.
     key_panels: Buffer<'s, A>,
     value_panels: Buffer<'s, A>,
     tile: Buffer<'s, A>,
@@ -260,7 +261,7 @@ impl<'s, A: Real> Room<'s, A> {
         }
     }
 
-    /// How many keys of the chunk that begins at `first` each query sees; none where it has no denominator.
+    /// How many keys of the chunk that begins at `first` each query sees; none if it has no denominator.
     fn count(&self, tile: &[Query], first: usize) -> [usize; CHUNK] {
         let mut counts = [0; CHUNK];
         for (r, query) in tile.iter().enumerate() {
@@ -270,7 +271,7 @@ impl<'s, A: Real> Room<'s, A> {
         counts
     }
 
-    /// Fills the tile for the queries that are loaded and the keys that are packed, and says how many keys it reaches.
+    /// Fills the tile for the loaded queries and the packed keys, and returns how many keys it covers.
     fn pair(&mut self, sizes: &Sizes<A>, keys: &Block<'_, A>, counts: &[usize; CHUNK], pair: Pair) -> usize {
         let (map, rows) = (&sizes.map, self.queries.len);
         let depth = counts[..rows].iter().copied().max().unwrap_or(0);
@@ -293,7 +294,7 @@ impl<'s, A: Real> Room<'s, A> {
     }
 }
 
-/// The scan over keys, from the last: the state of the queries behind.
+/// The scan over keys from the last one back, with the state of the queries behind them.
 struct KeyWalk<'s, A: Real> {
     shape: State,
     room: Room<'s, A>,
@@ -301,7 +302,7 @@ struct KeyWalk<'s, A: Real> {
     behind: Buffer<'s, A>,
     local: Buffer<'s, A>,
     state: Buffer<'s, A>,
-    /// The state the other way round, `[F, v_row]`.
+    /// The state transposed, `[F, v_row]`.
     turned: Buffer<'s, A>,
     d_features: Buffer<'s, A>,
     d_values: Buffer<'s, A>,
@@ -324,7 +325,7 @@ impl<'s, A: Real> KeyWalk<'s, A> {
         }
     }
 
-    /// Starts behind a span, with the sum over the queries behind it, or without one.
+    /// Starts behind a span, from the sum over the queries behind it, if there is one.
     fn start<T: Element<Acc = A>>(
         &mut self,
         above: &Above<'_, T>,
@@ -355,7 +356,7 @@ impl<'s, A: Real> KeyWalk<'s, A> {
         }
     }
 
-    /// The gradients of the keys that are loaded, into `d_x` and `d_values`; then brings the state before them.
+    /// Computes the gradients of the loaded keys, in `d_x` and `d_values`, then moves the state in front of them.
     fn chunk<T: Element<Acc = A>>(&mut self, above: &Above<'_, T>, sequence: &Sequence, key_head: usize, chunk: usize) {
         let sizes = above.sizes;
         if sequence.causal {
@@ -381,7 +382,7 @@ impl<'s, A: Real> KeyWalk<'s, A> {
         sizes.map.back(&keys.x, &keys.features, keys.len, d_features, d_x);
     }
 
-    /// The gradients of values from the queries behind the chunk.
+    /// Computes the gradients of values from the queries behind the chunk.
     fn carried_values(&mut self, sizes: &Sizes<A>) {
         let Sizes { map, dv, v_row } = sizes;
         let (len, log) = (self.keys.len, self.shape.log(&self.state));
@@ -394,7 +395,7 @@ impl<'s, A: Real> KeyWalk<'s, A> {
         }
     }
 
-    /// Adds what a tile of queries that end in the chunk, and see so many of its keys, brings back.
+    /// Adds the gradients from a tile of queries that end in the chunk and see `counts` of its keys.
     fn seen_by(&mut self, sizes: &Sizes<A>, counts: [usize; CHUNK]) {
         let (Sizes { map, dv, v_row }, KeyWalk { room, keys, d_features, d_values, .. }) = (sizes, self);
         let (isa, rows, [features_finite, values_finite]) = (map.isa, room.queries.len, room.queries.finite);

@@ -18,7 +18,7 @@ use qkv_simd::{Element, Matrix, Panels, Real, Target, padded, product};
 pub(crate) struct Sizes<A: Real> {
     pub map: Map<A>,
     pub dv: usize,
-    /// Of a padded row of values with their 1.
+    /// The width of a padded row of values with their 1.
     pub v_row: usize,
 }
 
@@ -31,7 +31,7 @@ impl<A: Real> Sizes<A> {
 /// Up to [`CHUNK`] rows with their features and their payload.
 pub(super) struct Block<'s, A: Real> {
     pub len: usize,
-    /// `[CHUNK, d_row]`, where the map needs it
+    /// `[CHUNK, d_row]`, if the map needs it
     pub x: Buffer<'s, A>,
     /// `[CHUNK, row]`
     pub features: Buffer<'s, A>,
@@ -65,7 +65,7 @@ impl<'s, A: Real> Block<'s, A> {
     ) {
         self.len = indices.len();
         self.finite[0] = sizes.map.load(from, head, indices, &mut self.x, &mut self.features, &mut self.logs);
-        self.logs[self.len..].fill(A::ZERO); // whole panels are read of them
+        self.logs[self.len..].fill(A::ZERO); // they are read in whole panels
     }
 
     /// Loads the payload of the rows, with a 1 at the end of each.
@@ -104,9 +104,9 @@ pub(super) fn pack<A: Real>(rows: &[A], row: usize, len: usize, depth: usize, ou
 /// The layout of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Facing {
-    /// `[F, v_row]`: features times it are values.
+    /// `[F, v_row]`: features times the state give values.
     Values,
-    /// `[Dv + 1, row]`: values times it are features.
+    /// `[Dv + 1, row]`: values times the state give features.
     Features,
 }
 

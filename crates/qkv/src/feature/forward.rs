@@ -1,9 +1,9 @@
-//! The forward pass. States of spans are made in parallel and summed in order; then pieces of queries, in parallel,
-//! walk the chunks of their span from the state at its start: what lies before a query's chunk comes from the state,
-//! what lies in it from the masked product of features.
+//! The forward pass. States of spans are computed in parallel and summed in order; then pieces of queries, again in
+//! parallel, walk the chunks of their span from the state at its start: keys before a query's chunk contribute through
+//! the state, keys in it through the masked product of features.
 //!
-//! A row's arithmetic depends on the keys it sees and on where chunks and spans begin, on nothing else, so a row has
-//! the same bits alone, in a batch, on any number of threads, and in the recurrence.
+//! A row's arithmetic depends only on the keys it sees and on where chunks and spans begin, so a row has the same bits
+//! alone, in a batch, on any number of threads, and in the recurrence.
 
 use super::chunk::{Block, Facing, Sizes, State, larger, pack, shrink};
 use super::map::Map;
@@ -72,7 +72,7 @@ pub(crate) fn sizes_of<T: Element>(problem: &Problem<'_, T>) -> Sizes<T::Acc> {
 }
 
 /// The states before every span of every long sequence, and after the last of those that are not causal. A sequence of
-/// one span has none: its tasks make their own, so that many short sequences need no memory for states.
+/// one span has none: its tasks compute their own, so that many short sequences need no memory for states.
 pub(super) struct Prefixes<'a, T: Element> {
     pub problem: &'a Problem<'a, T>,
     pub sizes: &'a Sizes<T::Acc>,
@@ -152,7 +152,7 @@ impl<'a, 's, T: Element> Walk<'a, 's, T> {
     }
 
     /// Calls `visit` with the state before each chunk that queries of the piece end in, the chunk, and these queries;
-    /// or, where the sequence is not causal, once with the state after all keys and no chunk.
+    /// or, if the sequence is not causal, once with the state after all keys and no chunk.
     pub fn piece(
         &mut self,
         piece: &Piece,
@@ -193,12 +193,12 @@ impl<'a, 's, T: Element> Walk<'a, 's, T> {
     }
 }
 
-/// What a worker needs to attend from a tile of queries.
+/// The buffers of a worker that attends from a tile of queries.
 pub(super) struct Attend<'s, A: Real> {
     pub queries: Block<'s, A>,
-    /// The keys of the chunk, side by side.
+    /// The keys of the chunk, packed in panels.
     panels: Buffer<'s, A>,
-    /// What a row is relative to, by how many keys of the chunk it sees.
+    /// The log that a row is relative to, by the number of keys of the chunk that it sees.
     tops: Vec<A>,
     tile: Buffer<'s, A>,
     out: Buffer<'s, A>,
@@ -215,7 +215,7 @@ impl<'s, A: Real> Attend<'s, A> {
         }
     }
 
-    /// Makes a state and a chunk ready to be seen.
+    /// Prepares a state and a chunk to be attended to.
     pub fn see(&mut self, sizes: &Sizes<A>, state: &[A], chunk: Option<&KeyChunk<'_, A>>) {
         self.tops.clear();
         self.tops.push(state[state.len() - 1]);
@@ -227,8 +227,8 @@ impl<'s, A: Real> Attend<'s, A> {
         }
     }
 
-    /// Attends from the queries that are loaded to a state and to the keys of a chunk that `seen` says each sees, and
-    /// hands over each row with its log-sum-exp.
+    /// Attends from the loaded queries to a state and to the first keys of a chunk, `seen` of them for each query, and
+    /// passes each row with its log-sum-exp to `done`.
     pub fn run(
         &mut self,
         sizes: &Sizes<A>,
@@ -241,7 +241,7 @@ impl<'s, A: Real> Attend<'s, A> {
         let (rows, v_row, isa) = (self.queries.len, *v_row, map.isa);
         let out = &mut self.out[..rows * v_row];
         out.fill(A::ZERO);
-        let before = self.tops[0]; // what the state is relative to
+        let before = self.tops[0]; // the log that the state is relative to
         let features = Matrix::rows(&self.queries.features, map.row);
         if before != A::NEG_INFINITY {
             let state = Panels::rows(state, v_row);

@@ -1,7 +1,7 @@
-//! The feature maps: [`Features`], the choice, and [`Map`], the choice made ready for a width, which turns rows into
+//! The feature maps: [`Features`] is the choice, and [`Map`] its implementation for one width, which turns rows into
 //! features and gradients of features into gradients of rows.
 //!
-//! A row of features comes with a log: it stands for `exp(log)` times what it holds. elu and ReLU have logs of 0. A row
+//! A row of features comes with a log: it stands for `exp(log)` times its contents. elu and ReLU have logs of 0. A row
 //! of FAVOR+ holds `exp(w_f·x' − max)` with its own maximum, so no row overflows, and the rest is in its log.
 
 use super::orthogonal::orthogonal_rows;
@@ -64,14 +64,13 @@ impl<A: Real> Map<A> {
         matches!(self.kind, Kind::Favor { .. })
     }
 
-    /// The log of what the products of features are to be divided by: of `F`, since each side has its `√F`.
+    /// The log of the divisor of products of features: with FAVOR+ that is `F`, since each side has its `√F`.
     pub fn divisor_log(&self) -> A {
         if self.has_logs() { A::from_f64((self.count as f64).ln()) } else { A::ZERO }
     }
 
-    /// Loads the rows that `indices` name and makes their features `[rows, row]` with their logs; says whether all of
-    /// them are finite. Maps that need them again, to go [`back`](Map::back), leave the rows themselves in `x [rows,
-    /// d_row]`.
+    /// Loads the rows at `indices` and computes their features `[rows, row]` and logs; returns whether all of the rows
+    /// are finite. Maps that need the rows again, to go [`back`](Map::back), leave them in `x [rows, d_row]`.
     pub fn load<T: Element<Acc = A>>(
         &self,
         from: Source<'_, T>,
@@ -102,10 +101,12 @@ impl<A: Real> Map<A> {
         finite
     }
 
-    /// From the gradients of features, `[rows, row]`, which it uses up, those of the rows `x`, `[rows, d_row]`.
+    /// Computes the gradients of the rows `x`, `[rows, d_row]`, from those of their features, `[rows, row]`, which are
+    /// overwritten.
     ///
-    /// The gradients are those of what the features stand for, times `exp(log)`: with elu and ReLU that is the gradient
-    /// of the feature; with FAVOR+ their product with the features held is the gradient of the exponents.
+    /// The given gradients are those of the values that the features stand for, times `exp(log)`: with elu and ReLU
+    /// that is the gradient of the feature; with FAVOR+ their product with the stored features is the gradient of the
+    /// exponents.
     pub fn back(&self, x: &[A], features: &[A], rows: usize, grads: &mut [A], d_x: &mut [A]) {
         let (features, grads) = (&features[..rows * self.row], &mut grads[..rows * self.row]);
         match &self.kind {
@@ -121,7 +122,7 @@ impl<A: Real> Map<A> {
                 d_x.fill(A::ZERO);
                 let (a, b) = (Matrix::rows(grads, self.row), Panels::rows(w, self.d_row));
                 product(self.isa, Target::accumulate(d_x, self.d_row), a, b, rows, self.d_row / A::LANES, self.count);
-                // The exponent is w·x − scale·‖x‖²/2: the second part pulls back along x.
+                // The exponent is w·x − scale·‖x‖²/2: the gradient of the second part is along x.
                 for (r, d_x) in d_x.chunks_exact_mut(self.d_row.max(1)).enumerate() {
                     let mut sum = [A::ZERO];
                     row_dots(self.isa, (&grads[r * self.row..], 0), (ones, 0), self.row, &mut sum);

@@ -5,15 +5,15 @@
 //! | --- | --- |
 //! | [`map`] | the feature maps: [`Features`](crate::Features) of rows |
 //! | [`orthogonal`] | the random rows of FAVOR+ |
-//! | [`sequence`] | what a mask leaves: keys in order, how many each query sees, and the cuts |
+//! | [`sequence`] | sequences as prefixes: keys in order, how many each query sees, and the splits |
 //! | [`chunk`] | a chunk of rows, and the state that chunks are summed into |
-//! | [`sums`] | states of long sequences, made in parallel and summed in order |
+//! | [`sums`] | states of long sequences, computed in parallel and summed in order |
 //! | [`forward`](mod@forward), [`backward`](mod@backward) | the two passes |
 //! | [`recurrent`] | the same as a recurrence, for decoding |
 //! | [`weights`] | weights on demand |
 //!
-//! What makes it deterministic: chunks and spans have fixed sizes and start at the first key of a sequence; states are
-//! summed in order; a row is rescaled because of that row and the keys it sees alone.
+//! Determinism rests on three rules: chunks and spans have fixed sizes and start at the first key of a sequence; states
+//! are summed in order; whether a row is rescaled depends only on that row and the keys it sees.
 
 mod backward;
 mod chunk;
@@ -39,10 +39,10 @@ pub(crate) use orthogonal::orthogonal_rows;
 pub use recurrent::LinearState;
 pub(crate) use weights::Weigher;
 
-/// The most features that FAVOR+ may have: with so many, softmax attention itself costs less.
+/// The maximum number of features of FAVOR+: with that many, softmax attention itself costs less.
 const MOST: usize = 1 << 16;
 
-/// Refuses what does not go with linear attention, if that is what it is.
+/// Refuses settings that linear attention does not support, if the score is linear.
 pub(crate) fn check(attention: &Attention, d: usize, dv: usize) -> Result<()> {
     let Score::Linear(features) = attention.score else { return Ok(()) };
     let Attention { scale, temperature, softcap, bias, dropout, sinks, entropy, select, local, .. } = attention;

@@ -1,11 +1,12 @@
-//! The random rows of FAVOR+: orthogonal in blocks of the width, each as long as a normal vector would be. They are a
-//! function of width, count and seed alone, made of additions, multiplications, divisions and roots in `f64`, which
-//! every machine rounds alike; the logarithm is made of these too, since a system's own may differ in its last bit.
+//! The random rows of FAVOR+: orthogonal in blocks of the width, each as long as a normal vector would be. They depend
+//! only on width, count and seed, and are computed with additions, multiplications, divisions and roots in `f64`, which
+//! every machine rounds alike; the logarithm is computed with these too, since a system's own may differ in its last
+//! bit.
 
 use qkv_simd::philox;
 
-/// `count` rows of `d` numbers. A row is distributed as a vector of normal numbers is; rows of one block of `d` are
-/// orthogonal, which is what makes the estimate better than that of independent ones (Choromanski et al. 2020).
+/// `count` rows of `d` numbers. A row is distributed like a vector of normal numbers; rows of one block of `d` are
+/// orthogonal, which makes the estimate better than that of independent rows (Choromanski et al. 2020).
 pub(crate) fn orthogonal_rows(d: usize, count: usize, seed: u64) -> Vec<f64> {
     let mut rows = vec![0.0; count * d]; // [F, D]
     if d == 0 {
@@ -18,7 +19,7 @@ pub(crate) fn orthogonal_rows(d: usize, count: usize, seed: u64) -> Vec<f64> {
             let row = &mut row[..d];
             loop {
                 row.fill_with(|| normals.draw());
-                // Twice, since what the first time leaves of the rows before it is rounding of what it took away.
+                // Twice, since the first time leaves rounding errors along the earlier rows.
                 for _ in 0..2 {
                     for other in before.chunks_exact(d) {
                         let along = dot(row, other);

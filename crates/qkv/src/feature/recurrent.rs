@@ -1,8 +1,8 @@
 //! Linear attention as a recurrence (Katharopoulos et al. 2020, "Transformers are RNNs"): the past
 //! is a state of fixed size, whatever the length.
 //!
-//! It holds the state at the last border of a span, the state of the chunks since, and the keys and values of the
-//! current chunk. These are the partial results of the full causal pass, so its rows are reproduced bit for bit.
+//! It holds the state at the last span boundary, the state of the chunks since, and the keys and values of the current
+//! chunk. These are the partial results of the full causal pass, so its rows are reproduced bit for bit.
 
 use super::check;
 use super::chunk::{Block, Facing, Sizes, State};
@@ -20,8 +20,8 @@ use crate::tensor::{Tensor, checked_len};
 use crate::tuning::{CHUNK, SPAN};
 use qkv_simd::{Element, View};
 
-/// The state of causal linear attention while decoding: tokens go in, and queries that stand at the end attend to all
-/// that went in. Memory does not grow with the length. Results are equal, bit for bit, to the same rows of
+/// The state of causal linear attention while decoding: tokens are appended, and queries at the end attend to all
+/// tokens so far. Memory does not grow with the length. Results are equal, bit for bit, to the same rows of
 /// [`forward`](Attention::forward) over all tokens.
 ///
 /// ```
@@ -52,7 +52,7 @@ pub struct LinearState<T: Element> {
     local: Vec<T::Acc>,
     /// Complete chunks in the states.
     chunks: usize,
-    /// The tokens of the current chunk, `[B, Hk, CHUNK, width]`; `pending` of them are there.
+    /// The tokens of the current chunk, `[B, Hk, CHUNK, width]`, of which `pending` are present.
     keys: Vec<T>,
     values: Vec<T>,
     pending: usize,
@@ -148,8 +148,8 @@ impl<T: Element> LinearState<T> {
         Ok(out)
     }
 
-    /// Adds tokens and attends from each: as [`append`](LinearState::append) and [`attend`](LinearState::attend) one
-    /// after the other, for any number at a time.
+    /// Adds tokens and attends from each, like [`append`](LinearState::append) and [`attend`](LinearState::attend)
+    /// token by token, for any number of tokens at a time.
     ///
     /// ```
     /// # use qkv::*;

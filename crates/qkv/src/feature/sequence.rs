@@ -1,9 +1,9 @@
 //! Sequences as prefixes: the keys of each sequence in order, and for each query the length of the prefix that it sees.
 //! Full, causal, lengths and segments, and any `&` of these, all have this form.
 //!
-//! Keys are split into *chunks*, at whose borders the state is known, and chunks are grouped into *spans*, whose states
-//! are computed in parallel. Queries are split into *pieces*, the tasks of a pass. The splits depend on shapes and
-//! positions alone.
+//! Keys are split into *chunks*, at whose boundaries the state is known, and chunks are grouped into *spans*, whose
+//! states are computed in parallel. Queries are split into *pieces*, the tasks of a pass. The splits depend only on
+//! shapes and positions.
 
 use crate::compiled::{Band, CompiledMask};
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use crate::tuning::{CHUNK, SPAN};
 use qkv_simd::Element;
 use std::ops::Range;
 
-/// The masks that linear attention computes: each query sees a prefix of its sequence.
+/// The masks that linear attention supports: each query sees a prefix of its sequence.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PrefixMask {
     pub causal: bool,

@@ -24,7 +24,7 @@ pub(super) struct Sums<'s, A: Real> {
 }
 
 impl<'s, A: Real> Sums<'s, A> {
-    /// `fill` adds a unit to an empty state, with what `worker` made.
+    /// `fill` adds a unit to an empty state, with the buffers that `worker` built.
     #[allow(clippy::too_many_arguments)]
     pub fn new<W>(
         sizes: &Sizes<A>,

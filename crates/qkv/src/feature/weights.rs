@@ -11,7 +11,7 @@ use qkv_simd::features::{Decay, decay};
 use qkv_simd::{Element, Matrix, Panels, Real, Target, product};
 use std::ops::Range;
 
-/// What a worker needs to weigh keys.
+/// What a worker needs to compute weights.
 pub(crate) struct Weigher<'a, T: Element> {
     problem: &'a Problem<'a, T>,
     sizes: &'a Sizes<T::Acc>,

@@ -32,7 +32,7 @@ pub struct MaskData<'a> {
     pub(crate) bits: Option<View<'a, u8>>,
     /// Of queries, `[B, Hq, N, rounds]`, and of keys, `[B, Hk, M, rounds]`.
     pub(crate) buckets: Option<(View<'a, i32>, View<'a, i32>)>,
-    /// Query heads per key head, and query heads in all.
+    /// Query heads per key head, and the number of query heads.
     pub(crate) group: usize,
     pub(crate) heads: usize,
     /// The predicted centers of queries, `[B, Hq, N]`.
@@ -40,7 +40,7 @@ pub struct MaskData<'a> {
 }
 
 impl<'a> MaskData<'a> {
-    /// `n` queries and `m` keys, the queries from the first key on.
+    /// `n` queries and `m` keys, with the first query at the first key.
     pub fn new(n: usize, m: usize) -> Self {
         MaskData {
             n,
@@ -102,7 +102,7 @@ impl<'a> MaskData<'a> {
         self
     }
 
-    /// Another sequence and query head than the first.
+    /// Selects a sequence and a query head other than the first.
     pub fn at(mut self, sequence: usize, head: usize) -> Self {
         self.of = [sequence, head];
         self
@@ -130,7 +130,7 @@ impl<'a> MaskData<'a> {
         }
     }
 
-    /// Checks that the data that a mask reads is there and large enough for a pair.
+    /// Checks that the data that a mask reads is present and large enough for a pair.
     pub(super) fn check(&self, mask: &Mask, i: usize, j: usize) -> Result<()> {
         let [b, h] = self.of;
         let outside = |name, at: usize, limit: usize| Err(Error::value(name, at, format!("less than {limit}")));

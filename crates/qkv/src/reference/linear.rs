@@ -7,7 +7,7 @@ use crate::features::Features;
 use crate::problem::Problem;
 use qkv_simd::{Element, Real};
 
-/// What a pair is compared by: features, or with FAVOR+ their exponents.
+/// The rows that the score compares: features, or with FAVOR+ their exponents.
 pub(super) fn compared<F: Real, T: Element>(
     problem: &Problem<'_, T>,
     features: Features,
@@ -58,7 +58,7 @@ pub(super) fn score<F: Real>(features: Features, query: &[F], key: &[F]) -> F {
     }
 }
 
-/// Adds the gradient of the score to those of what was compared.
+/// Adds the gradient of the score to those of the compared rows.
 pub(super) fn gradient<F: Real>(
     features: Features,
     query: &[F],
@@ -84,7 +84,7 @@ pub(super) fn gradient<F: Real>(
     }
 }
 
-/// From the gradients of what was compared, those of the rows as given.
+/// Computes the gradients of the given rows from those of the compared rows.
 pub(super) fn back<F: Real, T: Element>(
     problem: &Problem<'_, T>,
     features: Features,

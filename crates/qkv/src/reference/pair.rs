@@ -1,4 +1,4 @@
-//! How one score came about, step by step: the definition of a single pair, for people who want to see it.
+//! How one score is computed, step by step: the definition for a single pair, for people who want to see it.
 
 use super::{Head, Reference};
 use crate::attention::Attention;
@@ -8,31 +8,32 @@ use crate::problem::Problem;
 use crate::score::Score;
 use qkv_simd::{Element, Real};
 
-/// One pair of a query and a key, and how its score came about. See [`Reference::pair`].
+/// One pair of a query and a key, and how its score was computed. See [`Reference::pair`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair<F> {
-    /// The query as the score compares it: projected, normalised or mapped where the score does that.
+    /// The query as the score compares it: projected, normalized or mapped if the score does that.
     pub query: Vec<F>,
     /// The key, likewise.
     pub key: Vec<F>,
-    /// What each number of the two adds to the raw score; of linear attention, to what the score is the logarithm of.
+    /// What each element of the two adds to the raw score; for linear attention, to the number whose logarithm is the
+    /// score.
     pub parts: Vec<F>,
     /// The score before anything else.
     pub raw: F,
-    /// What was done to it, in order; the value is the score after that.
+    /// The steps that follow, in order, each with the score after it.
     pub steps: Vec<Step<F>>,
     /// Whether the query sees the key at all.
     pub seen: bool,
-    /// The final score; −∞ where the key is not seen.
+    /// The final score; −∞ if the key is not seen.
     pub score: F,
-    /// What the weight is multiplied by after the softmax: dropout, and the Gaussian of predictive local attention.
+    /// The factor of the weight after the softmax: dropout, and the Gaussian of predictive local attention.
     pub modulation: F,
 }
 
-/// Something that was done to a score.
+/// A step in the computation of a score.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step<F> {
-    /// What: `scale`, `soft-cap`, `alibi`, `bias`, `relative`.
+    /// Its name: `scale`, `soft-cap`, `alibi`, `bias` or `relative`.
     pub name: &'static str,
     /// By how much: the factor, the cap, or what was added.
     pub by: F,
@@ -53,7 +54,7 @@ impl<F: Real> Reference<F> {
     /// ```
     ///
     /// # Errors
-    /// What a call is refused for, and a place outside the weights.
+    /// Those of a call, and a pair outside the weights.
     pub fn pair<T: Element>(&self, attention: &Attention, inputs: Inputs<'_, T>, at: [usize; 4]) -> Result<Pair<F>> {
         let problem = Problem::new(attention, inputs)?;
         let [b, h, i, j] = at;
@@ -66,7 +67,7 @@ impl<F: Real> Reference<F> {
         let (query, key) = (head.query[0].clone(), head.key[0].clone());
         let part = |x: usize| match attention.score {
             Score::Distance => -((query[x] - key[x]) * (query[x] - key[x])),
-            // φ(q) and φ(k) lie as exponents.
+            // φ(q) and φ(k) are stored as exponents.
             Score::Linear(crate::Features::Favor { count, .. }) => {
                 (query[x] + key[x]).exp() / F::from_f64(count as f64)
             }

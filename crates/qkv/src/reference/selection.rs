@@ -3,11 +3,11 @@
 use crate::select::Select;
 use qkv_simd::Real;
 
-/// The weights of a row, and what else is known of it.
+/// The weights of a row, and its other results.
 pub(super) struct Row<F> {
-    /// The softmax of the scores (for sparsemax the weights): what gradients of scores are made with.
+    /// The softmax of the scores (for sparsemax the weights): the gradients of scores are computed from it.
     pub p: Vec<F>,
-    /// What multiplies the values, before dropout and the like.
+    /// The factors of the values, before dropout and the like.
     pub weights: Vec<F>,
     /// The log-sum-exp, or sparsemax's threshold.
     pub lse: F,
@@ -17,7 +17,7 @@ pub(super) struct Row<F> {
     pub log_prob: F,
 }
 
-/// Selects. Scores that top-k leaves out become −∞.
+/// Applies a selection to a row of scores. Scores that top-k leaves out become −∞.
 pub(super) fn select<F: Real>(
     select: Select,
     scores: &mut [F],

@@ -1,5 +1,5 @@
-//! Promises 3 and 7: masked means absent. What is not seen has no effect, whatever it holds; who sees nothing gets
-//! nothing; what is seen flows through as the definition would.
+//! Promises 3 and 7: masked means absent. A key that is not seen has no effect, whatever it holds; a query that sees
+//! nothing gets nothing; what is seen has the effect that it has in the definition.
 
 use qkv::reference::Reference;
 use qkv::{Attention, Bias, Element, Gradients, Inputs, Mask, Output, Place, Score, Tensor, Upstream};
@@ -73,7 +73,7 @@ fn a_nan_in_a_query_that_sees_nothing_reaches_no_key() {
     for score in SCORES {
         let clean = Given::<f64>::new(90, 200);
         let mut dirty = Given::<f64>::new(90, 200);
-        // Queries before place 0 see nothing; what they and their gradients hold is garbage.
+        // Queries before place 0 see nothing; they and their gradients hold garbage.
         for b in 0..2 {
             for h in 0..2 {
                 for i in 0..30 {

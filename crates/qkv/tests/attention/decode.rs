@@ -1,5 +1,5 @@
-//! What is true of decoding beyond the conformance suite: which bits it has, whatever the cache looks like, and that
-//! what is not seen is absent.
+//! Properties of decoding beyond the conformance suite: its bits, whatever the layout of the cache, and that keys that
+//! are not seen are absent.
 
 use half::{bf16, f16};
 use qkv::{
@@ -18,7 +18,7 @@ fn with_threads<R: Send>(threads: usize, run: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run)
 }
 
-/// The rows of `of` whose place `keep` picks have the same bits in both.
+/// Whether the rows that `keep` picks have the same bits in both.
 fn same_rows<T: Element>(a: &Output<T>, b: &Output<T>, keep: impl Fn([usize; 3]) -> bool) -> bool {
     let [batch, heads, n, dv] = a.values.shape();
     let rows = (0..batch * heads * n).map(|r| [r / (heads * n), r / n % heads, r % n]);
@@ -53,7 +53,7 @@ fn what_is_masked_has_no_effect<T: Element>() {
         let [k, v] = dirty(&|_, j| j % 3 == 0);
         let seen = fast(&scattered, Inputs::new(&q, &clean[0], &clean[1]).bits(&bits).seed(5));
         assert!(seen == fast(&scattered, Inputs::new(&q, &k, &v).bits(&bits).seed(5)), "{} {poison}", T::NAME);
-        // The last key is seen by the last query only: only that one feels it.
+        // The last key is seen only by the last query, so it affects only that one.
         let causal = Attention::scaled_dot().mask(Mask::causal()).bias(Bias::alibi());
         let seen = fast(&causal, Inputs::new(&q, &clean[0], &clean[1]));
         let [k, v] = dirty(&|_, j| j == m - 1);
@@ -89,7 +89,7 @@ fn strides_do_not_matter<T: Element>() {
     let strides = [0, d as isize, (hk * d) as isize, 1];
     let [kb, vb] = [&kb, &vb].map(|data| View::strided(data, 0, [1, hk, m, d], strides).unwrap());
     assert!(expected == fast(&attention, Inputs::new(&q, kb, vb)), "{}", T::NAME);
-    // Numbers of a row apart from each other take the other path, and agree to rounding.
+    // Rows that are not contiguous take the other path, and agree up to rounding.
     let apart = |t: &Tensor<T, 4>| t.data().iter().flat_map(|&x| [x, T::of_f64(f64::NAN)]).collect::<Vec<T>>();
     let (ka, va) = (apart(&k), apart(&v));
     let strides = [0, 2 * (m * d) as isize, 2 * d as isize, 2];

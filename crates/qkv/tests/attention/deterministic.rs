@@ -1,5 +1,5 @@
-//! Promise 5: on one instruction set, bit for bit the same for any number of threads, and for a sequence whatever else
-//! is in its batch; decoding, when asked, equals the full pass.
+//! Promise 5: on one instruction set, results are the same bit for bit for any number of threads, and for a sequence
+//! whatever else is in its batch; exact decoding equals the full pass.
 
 use half::{bf16, f16};
 use qkv::{Attention, Bias, Cache, Decode, Element, Gradients, Inputs, Mask, Output, Place, Tensor, Upstream, View};
@@ -27,7 +27,7 @@ fn cases() -> Vec<Case> {
     let causal = || Attention::scaled_dot().mask(Mask::causal()).place(Place::End);
     vec![
         Case::new("plain", Attention::scaled_dot(), sizes, extras(|_| {})),
-        // So long that workers who share heads pack keys as they pass, and others whole heads.
+        // So long that workers that share a head pack keys tile by tile, and others pack whole heads.
         Case::new("long", causal(), Sizes::new(1300, 1300, 24).heads(1, 4, 2), extras(|_| {})),
         Case::new("causal with dropout and sinks", causal().dropout(0.1), sizes, extras(|e| e.sinks = true)),
         Case::new("shared bias", causal(), sizes, extras(|e| e.bias = Some([false, false, true, true]))),

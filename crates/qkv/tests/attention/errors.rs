@@ -172,7 +172,7 @@ fn an_output_or_gradient_of_another_call_is_refused() {
 #[test]
 fn sizes_beyond_the_machine_are_refused_and_not_allocated() {
     let one = [1.0f32];
-    // A stride of 0 can show any number of rows; what would be returned for them cannot be held.
+    // With a stride of 0 a view can have any number of rows; their results would not fit into memory.
     let huge = View::strided(&one, 0, [1 << 20, 1 << 20, 1 << 20, 1], [0; 4]).unwrap();
     let x = View::new(&one, [1, 1, 1, 1]).unwrap();
     let k = x.broadcast([1 << 20, 1 << 20, 1, 1]).unwrap();

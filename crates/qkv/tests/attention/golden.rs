@@ -1,5 +1,5 @@
-//! Golden values: what PyTorch gives for a few dozen small attentions, outputs and gradients. `golden/make.py` made
-//! them and says how; inputs are made here by the same arithmetic, so that only results are stored.
+//! Golden values: the outputs and gradients of PyTorch for a few dozen small attentions. `golden/make.py` computed them
+//! and says how; inputs are computed here by the same arithmetic, so that only results are stored.
 //!
 //! The engine is held to them in `f64` and in `f32`, and so is the definition that everything else is held to.
 
@@ -121,7 +121,7 @@ impl<T: Element> Given<T> {
     }
 }
 
-/// Everything that came out, by the name it has in the file.
+/// All results, by their names in the file.
 fn results<F: Real + Element>(out: Output<F>, weights: Vec<F>, grad: Gradients<F>) -> BTreeMap<&'static str, Vec<F>> {
     let tensor = |grad: Option<Tensor<F, 4>>| grad.map(Tensor::into_data);
     let found = [
@@ -166,7 +166,7 @@ fn by_the_definition(attention: &Attention, given: &Given<f64>) -> qkv::Result<B
     Ok(results(forward.output, forward.weights.into_data(), grad))
 }
 
-/// How far a result is from PyTorch's, relative to the largest number of PyTorch's; infinite where one of them is not
+/// How far a result is from PyTorch's, relative to the largest number of PyTorch's; infinite if one of them is not
 /// finite and the other is not the same.
 fn error<F: Real + Element>(found: &[F], expected: &[f64], every: usize) -> f64 {
     let found: Vec<f64> = found.iter().step_by(every).map(|x| x.to_f64()).collect();

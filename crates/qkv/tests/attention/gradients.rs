@@ -1,5 +1,5 @@
 //! Promise 3: gradients for every input and every parameter, held to finite differences in f64. The loss is a random
-//! sum of everything that comes out: values, log-sum-exp and entropy.
+//! sum of all outputs: values, log-sum-exp and entropy.
 
 use qkv::{Attention, Bias, Gradients, Mask, Place, Score};
 use qkv_conformance::case::{Case, Data, Extras, Sizes};
@@ -16,7 +16,7 @@ fn loss(case: &Case, data: &Data<f64>) -> f64 {
         + data.d_log_prob.as_ref().map_or(0.0, |d| dot(out.log_prob.as_ref().unwrap().data(), d))
 }
 
-/// A parameter of a case, to be moved a little.
+/// A parameter of a case, to be perturbed.
 type Part = fn(&mut Data<f64>) -> Option<&mut [f64]>;
 
 /// Its gradient.

@@ -1,4 +1,4 @@
-//! Calls from and into memory of the caller: the bits are those of the calls that allocate, whatever the strides.
+//! Calls from and into the caller's memory: the bits are those of the calls that allocate, whatever the strides.
 
 use half::{bf16, f16};
 use qkv::{

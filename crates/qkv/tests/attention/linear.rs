@@ -1,6 +1,6 @@
-//! What linear attention promises beyond the conformance suite: gradients that are differences, a past that does not
-//! know its future, a recurrence with the bits of the full pass, the same bits on any number of threads, absence of
-//! what is masked, and refusal of what does not go with it.
+//! What linear attention promises beyond the conformance suite: gradients that match finite differences, a past that
+//! does not depend on its future, a recurrence with the bits of the full pass, the same bits on any number of threads,
+//! absence of what is masked, and refusal of what it does not support.
 
 use half::{bf16, f16};
 use qkv::{

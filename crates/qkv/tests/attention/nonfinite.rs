@@ -1,5 +1,5 @@
 //! NaN, ±∞ and the largest finite numbers in every input of every mechanism, forward and backward, in every type:
-//! nothing panics, a row is NaN only if it sees one, and a row that sees a NaN says so in its output and in its
+//! nothing panics, a row is NaN only if it sees one, and a row that sees a NaN shows it in its output and in its
 //! gradients.
 
 use half::{bf16, f16};
@@ -59,8 +59,8 @@ fn inputs<T: Element>(attention: &Attention) -> OwnedInputs<T> {
     inputs
 }
 
-/// The inputs by name, with the element of each that is poisoned: of keys and values that of key `BAD`, of queries that
-/// of query 2 of head 0, of a bias that of both.
+/// The inputs by name, with the element of each that is poisoned: in keys and values that of key `BAD`, in queries that
+/// of query 2 of head 0, in a bias that of both.
 fn numbers<T: Element>(inputs: &mut OwnedInputs<T>) -> Vec<(&'static str, &mut T)> {
     let mut all: Vec<(&'static str, &mut T)> = vec![
         ("q", &mut inputs.q.data_mut()[2 * D + 1]),

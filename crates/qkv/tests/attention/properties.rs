@@ -1,4 +1,4 @@
-//! What is true of attention, whatever the numbers: properties, checked on random cases.
+//! Properties of attention that hold for any numbers, checked on random cases.
 
 use proptest::prelude::*;
 use qkv::reference::Reference;
@@ -147,7 +147,7 @@ proptest! {
         let (pq, pk, pv) = (permuted(&q), permuted(&k), permuted(&v));
         let permuted_out = attention.forward(Inputs::new(&pq, &pk, &pv)).unwrap();
         close(permuted_out.values.data(), permuted(&out.values).data(), 1e-12)?;
-        // Permuting keys and values alone changes nothing at all.
+        // Permuting only keys and values changes nothing.
         let same = attention.forward(Inputs::new(&q, &pk, &pv)).unwrap();
         close(same.values.data(), out.values.data(), 1e-12)?;
     }

@@ -1,5 +1,5 @@
-//! The rarer mechanisms: what is true of hard, top-k and sparsemax attention, of predicted centres, hash buckets and
-//! pages, beyond what the conformance suite holds them to.
+//! The rarer mechanisms: properties of hard, top-k and sparsemax attention, of predicted centers, hash buckets and
+//! pages, beyond those of the conformance suite.
 
 use half::bf16;
 use qkv::{

@@ -1,5 +1,5 @@
-//! Numbers of any size: large, small and infinite ones give in f32 what they give in f64. Products of f32 may be made
-//! from parts of fewer bits, which must not show.
+//! Numbers of any size: large, small and infinite ones give in f32 what they give in f64. Products of f32 may be
+//! computed from terms of fewer bits, which must not be noticeable.
 
 use qkv::{Attention, Inputs, Mask, Tensor, Upstream};
 
@@ -9,13 +9,13 @@ fn wide(x: &Rows<f32>) -> Rows<f64> {
     Tensor::from_fn(x.shape(), |at| f64::from(x[at]))
 }
 
-/// Numbers of about 2 to that power.
+/// Numbers of magnitude about 2 to this power.
 fn about(power: i32, shape: [usize; 4], seed: u64) -> Rows<f32> {
     let x = Rows::<f32>::randn(shape, seed);
     Tensor::from_fn(shape, |at| x[at] * 2f32.powi(power))
 }
 
-/// Both are the same to five digits of the largest, what is not finite to the bit.
+/// Asserts that both agree to five digits of the largest number, and exactly where they are not finite.
 fn agree(what: &str, found: &Rows<f32>, truth: &Rows<f64>) {
     let largest = truth.data().iter().filter(|x| x.is_finite()).fold(0.0, |most: f64, x| most.max(x.abs()));
     for (at, (&found, &truth)) in found.data().iter().zip(truth.data()).enumerate() {
@@ -53,7 +53,7 @@ fn large_and_small_numbers_are_as_good_as_others() {
 #[test]
 fn the_largest_numbers_do_not_overflow_on_the_way() {
     let mut v = about(0, [1, 1, 70, 20], 3);
-    // One of a column, since sums are those of weights that are not yet divided by theirs.
+    // One per column, since values are summed with weights that are not normalized yet.
     v[[0, 0, 11, 5]] = f32::MAX;
     v[[0, 0, 50, 6]] = -3.4e38;
     let [q, k] = [1, 2].map(|seed| about(0, [1, 1, 70, 20], seed));
@@ -68,7 +68,7 @@ fn what_is_infinite_is_what_it_is_in_f64() {
     let shape = [1, 1, 90, 24];
     let attention = Attention::scaled_dot();
     let ordinary = [1, 2, 3, 4].map(|seed| about(0, shape, seed));
-    // A score of −∞ is a pair that is absent; whether a key's score is that depends on the sign of a query's number.
+    // A score of −∞ makes a pair absent; whether a key's score is −∞ depends on the sign of the query's element.
     let [mut q, mut k, v, d_out] = ordinary.clone();
     for i in 0..90 {
         q[[0, 0, i, 3]] = q[[0, 0, i, 3]].abs();
@@ -83,13 +83,13 @@ fn what_is_infinite_is_what_it_is_in_f64() {
     let expected = Inputs::new(&inputs[0], &inputs[1], &inputs[2]);
     let expected = attention.backward(expected, &truth, Upstream::new(&wide(&d_out))).unwrap();
     agree("its d_v", &grads.v, &expected.v);
-    // A query with ∞ knows no weights, and others do not notice.
+    // A query with ∞ has no defined weights, and others are not affected.
     let [mut q, k, v, _] = ordinary.clone();
     q[[0, 0, 7, 0]] = f32::INFINITY;
     let out = attention.forward(Inputs::new(&q, &k, &v)).unwrap();
     let truth = attention.forward(Inputs::new(&wide(&q), &wide(&k), &wide(&v))).unwrap();
     agree("a query with ∞", &out.values, &truth.values);
-    // An infinite value is what everyone sees who sees it.
+    // An infinite value is the result of every query that sees it.
     let [q, k, mut v, _] = ordinary;
     v[[0, 0, 60, 2]] = f32::INFINITY;
     let causal = attention.mask(Mask::causal());
@@ -99,7 +99,7 @@ fn what_is_infinite_is_what_it_is_in_f64() {
     assert!((0..90).all(|i| out.values[[0, 0, i, 2]].is_finite() == (i < 60)));
 }
 
-/// Scores beyond what an f32 holds: −∞ is a pair that is absent, and no NaN comes of finite numbers.
+/// Scores beyond what an f32 holds: −∞ makes a pair absent, and no NaN comes of finite numbers.
 #[test]
 fn scores_that_overflow_are_infinite_not_nan() {
     let shape = [1, 1, 90, 24];

@@ -1,6 +1,6 @@
-//! Products in 8 bits on tiles: 32 rows and two panels at a time. A panel's bytes lie as a tile of the right side wants
-//! them, and rows are read where they are. The last tile of rows overlaps the one before it where rows are no multiple
-//! of sixteen: some sums are computed twice, and written once.
+//! 8-bit products with AMX: 32 rows and two panels at a time. The bytes of a panel already have the layout of a
+//! right-hand tile, and rows are read in place. If the number of rows is not a multiple of sixteen, the last tile of
+//! rows overlaps the one before it: some sums are computed twice and written once.
 
 // SAFETY, for the whole module: every function requires AMX, AVX-512 and the lengths that the parent module checks.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
@@ -17,7 +17,7 @@ const SIDE: usize = 16;
 /// Bytes of a row that a tile holds.
 const DEPTH: usize = 64;
 
-/// Whether a job has enough rows for a tile, and rows of whole tiles.
+/// Whether a job has enough rows for a tile, and the bytes of a row are whole tiles.
 pub(super) fn takes(job: &Job<'_>) -> bool {
     job.rows.len() >= SIDE && job.x.row.is_multiple_of(DEPTH)
 }
@@ -26,7 +26,7 @@ pub(super) fn takes(job: &Job<'_>) -> bool {
 #[repr(C, align(64))]
 struct TileTotals([[[i32; LANES]; SIDE]; 4]);
 
-/// Runs a job that it [`takes`].
+/// Runs a job for which [`takes`] is true.
 pub(super) unsafe fn run(job: &Job<'_>) {
     let _tiles = Tiles::new();
     let mut sums = TileTotals([[[0; LANES]; SIDE]; 4]);
@@ -37,7 +37,7 @@ pub(super) unsafe fn run(job: &Job<'_>) {
         let columns = [panel, second].map(|panel| job.matrix.panels.as_ptr().add(panel * panel_bytes));
         let mut row = job.rows.start;
         while row < job.rows.end {
-            // Two tiles of rows, the second one as far down as there are rows.
+            // Two tiles of rows, moved up where they would reach past the last row.
             let last = job.rows.end - SIDE;
             let rows = [row.min(last), (row + SIDE).min(last)];
             let left = rows.map(|row| job.x.codes.as_ptr().add(row * job.x.row));
@@ -47,7 +47,7 @@ pub(super) unsafe fn run(job: &Job<'_>) {
                 two_by_two(&mut sums, left, columns, job.x.row);
             }
             for (at, &first) in rows[..1 + usize::from(rows[0] != rows[1])].iter().enumerate() {
-                // Rows that overlap are written already.
+                // Rows that overlap are already written.
                 let skipped = row + at * SIDE - first;
                 write(job, &sums.0[2 * at], first, skipped, panel);
                 if second != panel {
@@ -107,7 +107,7 @@ unsafe fn one_by_two(sums: &mut TileTotals, left: *const i8, columns: [*const u8
     );
 }
 
-/// Scales the sums of a tile whose first row is `row`, finishes and writes them, but for the first `skipped` rows.
+/// Scales the sums of a tile whose first row is `row`, finishes them and writes all but the first `skipped` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn write(job: &Job<'_>, sums: &[[i32; LANES]; SIDE], row: usize, skipped: usize, panel: usize) {
     let (first, width) = (panel * LANES, job.matrix.rows);

@@ -19,7 +19,7 @@ pub(super) struct TileStep {
     pub query_tile: usize,
 }
 
-/// The number of each.
+/// The number of each of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepCounts {
     pub b: usize,
@@ -37,7 +37,7 @@ pub(super) struct BiasGradient<'a, A> {
 }
 
 impl<'a, A: Real> BiasGradient<'a, A> {
-    /// Accumulators that the tiles of a bias of this shape take.
+    /// Accumulators that the tiles of a bias of this shape need.
     pub fn buffer_len(shape: [usize; 4]) -> usize {
         let [b, h, ..] = shape;
         let (tiles, size) = Self::tiling(shape);

@@ -1,10 +1,10 @@
 //! The backward pass, in a single loop over the tiles with five products per tile.
 //!
 //! A task owns a tile of keys: it packs them once, loops over the tiles of queries that see them, and accumulates the
-//! gradients of its keys and values alone. The gradients of queries are shared between tasks, so a task adds to a tile
-//! of queries only in its *turn*, after the previous task in the order of the keys. Tasks are taken in that same order,
-//! so the task that is waited for is always running already; and since the order depends on shapes alone, so do the
-//! bits.
+//! gradients of its keys and values, which no other task touches. The gradients of queries are shared between tasks, so
+//! a task adds to a tile of queries only in its *turn*, after the previous task in the order of the keys. Tasks are
+//! taken in that same order, so a task only ever waits for one that is already running; and since the order depends
+//! only on shapes, so do the bits.
 
 mod bias;
 mod piece_gradients;
@@ -133,19 +133,20 @@ pub(crate) fn backward<T: Element>(
 /// The gradients of queries and centers while they are accumulated.
 enum QueryGradients<'t, 'a, A> {
     /// Shared between tasks and entered in turn, a tile of queries at a time. The first turn of each tile finds
-    /// anything in its memory; the last passes the sum on.
+    /// arbitrary contents in its memory and clears them; the last passes the sum on.
     Shared {
         queries: &'t Turnstile<'a, A>,
         centers: &'t Turnstile<'a, A>,
         first: &'t [u64],
         finished: &'t (dyn Fn(usize, &[A]) + Sync),
     },
-    /// A worker's own: the tiles of all query heads of one key head.
+    /// Owned by a worker: the tiles of all query heads of one key head.
     Own { tiles: &'t mut [A], size: usize },
 }
 
 impl<A: Real> QueryGradients<'_, '_, A> {
-    /// Adds to the gradients of a tile of queries, in its turn: region `of.0` of all, or `of.1` of a key head's own.
+    /// Adds to the gradients of a tile of queries, in its turn: region `of.0` if they are shared, tile `of.1` if the
+    /// worker owns them.
     pub fn add(&mut self, of: (usize, usize), turn: u64, next: impl Fn() -> u64, add: impl FnOnce(&mut [A])) {
         match self {
             QueryGradients::Shared { queries, first, finished, .. } => {
@@ -168,7 +169,7 @@ impl<A: Real> QueryGradients<'_, '_, A> {
 /// The turn of a tile of queries that no further tile of keys adds to.
 const NO_TURN: u64 = u64::MAX >> 2;
 
-/// Which gradients are wanted.
+/// Which gradients are requested.
 #[derive(Clone, Copy)]
 struct Wanted {
     queries: bool,
@@ -349,7 +350,8 @@ impl<'a, T: Element> BackwardPass<'a, T> {
                 to_queries.write_all(b, h, rows.start, rows.len(), sums, query_row);
             }
         };
-        // Tiles of queries that no turn clears and finishes: those that see nothing, or all where nobody asks.
+        // Tiles of queries that no turn clears and finishes: those that see nothing, or all if the gradients of queries
+        // are not requested.
         let asked = self.wanted.queries || self.ops.pairwise().is_some();
         for region in (0..regions).filter(|&region| !asked || first[region] == NO_TURN) {
             let of_tile = &mut part.queries[region * QUERIES * query_row..][..QUERIES * query_row];
@@ -366,7 +368,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         let small_shape = [1, 1, tasks, self.small_len()];
         let to_small = Rows::new(ViewMut::new(&mut part.small, small_shape).expect("as long as its shape"));
         // Tasks of one head wait for each other's turns, so as many heads as there are threads run side by side;
-        // gradients that all heads share are added head by head.
+        // with gradients that all heads share, heads run one by one.
         let (all, per_head) = (batch * heads.key, key_tiles.len());
         let heads_at_once = if bias.is_some() || table.is_some() { 1 } else { self.threads.clamp(1, all.max(1)) };
         let order = |task: usize| {

@@ -1,4 +1,4 @@
-//! The gradients that the pieces of a plan leave, and their sum in the natural order.
+//! The gradients that the pieces of a plan produce, and their sum in the natural order.
 
 use crate::exact::plan::order::Places;
 use crate::problem::Problem;
@@ -64,7 +64,7 @@ impl<A: Real> GatheredGradient<'_, A> {
         View::strided(self.one.unwrap_or(&self.sum), 0, self.shape, self.strides).expect("as long as its shape")
     }
 
-    /// Writes it, some rows at a time: a single head is work for all threads.
+    /// Writes it some rows at a time, so that even a single head is work for all threads.
     pub fn write<T: Element<Acc = A>>(&self, to: ViewMut<'_, T>, threads: usize) {
         let out = Rows::new(to);
         let ([_, heads, len, _], [of_b, of_h, row, _]) = (self.shape, self.strides.map(|stride| stride as usize));
@@ -102,7 +102,7 @@ pub(super) fn gather_gradient<'a, T: Element>(
         GradientOf::Values => (part.key_count, &part.values[..], &part.key_places),
     };
     let strides = |per_head: usize| [heads * per_head * row, per_head * row, row, 1].map(|x| x as isize);
-    // The gradients of a single piece in the natural order are already where they belong.
+    // The gradients of a single piece in the natural order are already in place.
     if let [part] = parts
         && let (per_head, data, Places::Range(_)) = of(part)
     {

@@ -1,7 +1,7 @@
 //! The row statistics of the softmax gradient.
 //!
-//! Most of the work is delta, Σ out · d_out. It is computed when a tile of upstream gradients is packed, so that those
-//! are read from memory once.
+//! Most of the work is delta, Σ out · d_out. It is computed when a tile of upstream gradients is packed, so that these
+//! are read from memory only once.
 
 use crate::exact::gemm::TileGemm;
 use crate::exact::pack::Operand;
@@ -27,7 +27,7 @@ pub(in crate::exact) struct RowTerms<'a, T: Element> {
     d_log_prob: &'a [T::Acc],
     entropies: &'a [T::Acc],
     sinks: &'a [T],
-    /// Query heads, and queries.
+    /// The numbers of query heads and of queries.
     heads: usize,
     n: usize,
 }

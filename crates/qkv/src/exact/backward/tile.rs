@@ -1,4 +1,4 @@
-//! One tile of the backward pass: the scores again, then every gradient that depends on them.
+//! One tile of the backward pass: the scores are recomputed, then every gradient that depends on them.
 //!
 //! There are two paths. The general one makes passes over native rows, with whatever comes between scores and weights.
 //! In bf16 arithmetic with nothing in between, the softmax gradient rounds its results to operands in the same pass.
@@ -38,7 +38,8 @@ pub(super) struct BackwardWorker<'s, A: Real> {
     pub value_columns: Buffer<'s, A>,
     pub d_keys: Buffer<'s, A>,
     pub d_values: Buffer<'s, A>,
-    /// Weights and gradients of scores packed by key, in bf16 arithmetic, and the rows of them that are not added yet.
+    /// Weights and gradients of scores packed by key, in bf16 arithmetic, and those of their rows that are not added
+    /// yet.
     by_key: [Buffer<'s, A>; 2],
     deferred: Deferred,
     /// Gradients of keys or values, unpacked to be written.
@@ -201,7 +202,8 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         SoftmaxTerms { lse, entropy }
     }
 
-    /// P and dS, rounded in the same pass, a few rows at a time: their scores stay in the first-level cache.
+    /// Computes P and dS, rounded in the same pass, a few rows at a time, so that their scores stay in the first-level
+    /// cache.
     fn compute_rounded(&self, tile: &BackwardTile<'_, T::Acc>, worker: &mut BackwardWorker<'_, T::Acc>) {
         let (ops, problem) = (&self.ops, self.ops.problem);
         let BackwardTile { keys, h, count, queries, upstream, deltas, .. } = tile;
@@ -231,7 +233,7 @@ impl<'a, T: Element> BackwardPass<'a, T> {
         }
     }
 
-    /// P and dS in passes over the tile, and all gradients but those of queries.
+    /// Computes P and dS in passes over the tile, and all gradients except those of queries.
     fn compute_in_passes(
         &self,
         tile: &BackwardTile<'_, T::Acc>,

@@ -2,11 +2,11 @@
 //!
 //! It is bound by memory bandwidth, so each row of keys and values is read once, in place, for all queries of a group's
 //! heads: nothing is packed or copied. The cache is split into pieces of a fixed size (split-K decoding), which are
-//! tasks beside sequences and heads; their results are merged in order. Sequences of at most a tile of keys are left to
-//! [`short`].
+//! separate tasks, like sequences and heads; their results are merged in order. Sequences of at most a tile of keys are
+//! left to [`short`].
 //!
 //! More than a few rows of queries, projected scores, rows that are not contiguous, and [`Decode::Exact`], which has
-//! the bits of the full pass, take the [`forward`](super::forward) pass instead.
+//! the bits of the full pass, use the [`forward`](super::forward) pass instead.
 
 mod short;
 

@@ -1,8 +1,10 @@
-//! One query for each of many sequences of at most a tile of keys, as the hypotheses of a search have: there is more to
-//! prepare than to multiply. A task is several sequences with all of their heads: masks are lengths, one softmax takes
-//! all rows, and sequences that share their keys, as the hypotheses of one source do, read them together.
+//! Decoding of one query for each of many sequences with at most a tile of keys, such as the hypotheses of a beam
+//! search: preparation takes longer than the products. A task is several sequences with all of their heads: masks are
+//! reduced to lengths, one softmax processes all rows, and sequences that share their keys, such as the hypotheses of
+//! one source, read them together.
 //!
-//! Rows take the steps of the general pass in its order, so that they have its bits, whatever is beside them.
+//! Rows go through the steps of the general pass in the same order, so they have the same bits, whatever else is in
+//! their task.
 
 use super::DecodePass;
 use crate::compiled::tile::bits_of;
@@ -16,7 +18,7 @@ use qkv_simd::tile::{Running, Span, apply_mask, softmax};
 use qkv_simd::{Element, Real, padded};
 use std::ops::Range;
 
-/// A sequence, and the number of keys that its query sees: the first ones.
+/// A sequence, and how many of its first keys its query sees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShortSequence {
     b: usize,
@@ -24,10 +26,10 @@ pub(super) struct ShortSequence {
 }
 
 impl<T: Element> DecodePass<'_, T> {
-    /// Takes the sequences whose query sees at most a tile of keys, from the first one on.
+    /// Takes out the sequences whose query sees the first keys and at most a tile of them.
     pub(super) fn take_short(&mut self) -> Vec<ShortSequence> {
         let (problem, piece) = (self.ops.problem, &self.plan.pieces[0]);
-        // Heads of a group that do not share a tile have masks of their own.
+        // Heads of a group that do not share a tile have separate masks.
         let shared = self.tilings[0].heads == problem.heads.group && piece.is_natural();
         if problem.n != 1 || problem.m == 0 || problem.heads.query > GEMV_ROWS || !shared || !self.ops.is_plain() {
             return Vec::new();
@@ -46,7 +48,7 @@ impl<T: Element> DecodePass<'_, T> {
         short
     }
 
-    /// Computes and writes them.
+    /// Computes these sequences and writes their output.
     pub(super) fn run_short(&self, short: &[ShortSequence], writer: &OutputWriter<'_, T>) {
         let problem = self.ops.problem;
         let at_once = GEMV_ROWS / problem.heads.query;
@@ -61,7 +63,7 @@ impl<T: Element> DecodePass<'_, T> {
         });
     }
 
-    /// Sequences that follow one another and have the same keys: ranges of `short`.
+    /// Ranges of consecutive sequences of `short` that have the same keys.
     fn sharing(&self, short: &[ShortSequence]) -> impl Iterator<Item = Range<usize>> {
         let (k, v) = (self.ops.problem.inputs.k, self.ops.problem.inputs.v);
         let mut start = 0;
@@ -89,7 +91,7 @@ impl<T: Element> DecodePass<'_, T> {
         let mut table: [&[T]; KEYS] = [&[]; KEYS];
         let mut rows = [RowAt { b: 0, h: 0, i: 0, p: 0 }; GEMV_ROWS];
         let (mut bits, mut spans) = ([[0; 2]; GEMV_ROWS], [Span::default(); GEMV_ROWS]);
-        // Rows of one head of keys follow one another: those of its query heads, of all sequences that share it.
+        // The rows of one key head are consecutive: those of its query heads, in all sequences that share its keys.
         let mut first = 0;
         for range in self.sharing(short) {
             let (some, keys) = (&short[range.clone()], short[range.start].keys);

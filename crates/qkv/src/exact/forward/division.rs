@@ -1,16 +1,16 @@
-//! How the heads of a forward pass are divided among its workers: most are taken whole, the last ones in parts of some
-//! tiles of queries, so that all workers finish together. No bit depends on it.
+//! Divides the heads of a forward pass among its workers: most are processed whole, the last ones in parts of a few
+//! query tiles, so that all workers finish together. No bit of the result depends on it.
 
 use crate::tuning::{PACKING, QUERY_TILES_AT_ONCE};
 
-/// Heads from the first on that are taken whole, and the tiles of queries of a part of the others.
+/// How many heads, from the first on, are processed whole, and how many query tiles a part of the others has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Division {
     pub whole: usize,
     pub at_once: usize,
 }
 
-/// Tiles of queries of a head from which parts are so small beside it that no count is needed.
+/// From this many query tiles per head on, parts are so small compared with a head that no count is needed.
 const MANY_TILES: usize = 64;
 
 impl Division {
@@ -23,7 +23,8 @@ impl Division {
         if slots * tiles >= MANY_TILES {
             return Division { whole: heads.saturating_sub(threads), at_once: most };
         }
-        // The heads that divide evenly by workers are whole; with those that do not, one head a worker may be in parts.
+        // A multiple of the number of workers stays whole; besides the remaining heads, one more per worker may be
+        // divided.
         let rest = heads % threads;
         let divided = [0, rest, rest + threads].into_iter().filter(|&divided| divided <= heads);
         let choices = divided.flat_map(|divided| (1..=most).map(move |at_once| (heads - divided, at_once)));
@@ -32,7 +33,7 @@ impl Division {
             let of_head = (slots * tiles) as f64 + PACKING;
             let of_part = tiles as f64 / parts as f64 + PACKING;
             let parts = (heads - whole) * slots * parts;
-            // No two workers are equally fast: the longer the last tasks, the longer some wait in the end.
+            // No two workers are equally fast: the longer the last tasks, the longer some of them wait at the end.
             let last = if parts > 0 { of_part } else { of_head };
             finished(threads, (whole, of_head), (parts, of_part)) + last / 8.0
         };
@@ -44,9 +45,9 @@ impl Division {
     }
 }
 
-/// When the last worker finishes tasks that are taken in order: some of one length, then some of another.
+/// The time when the last worker finishes, for tasks taken in order: some of one length, then some of another.
 fn finished(threads: usize, (whole, of_head): (usize, f64), (mut parts, of_part): (usize, f64)) -> f64 {
-    // Workers that took one head more than the others begin with parts later.
+    // Workers that took one head more than the others start on parts later.
     let late = whole % threads;
     let early = (whole / threads) as f64 * of_head;
     let mut free = [(early, threads - late), (early + of_head, late)];

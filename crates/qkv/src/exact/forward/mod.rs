@@ -43,7 +43,7 @@ pub(super) struct RowState<'a, A> {
     pub entropy_acc: A,
 }
 
-/// The states of a tile's rows; values are at distance `row`.
+/// The states of a tile's rows; values have stride `row`.
 struct RowStates<'a, A> {
     values: &'a mut [A],
     row: usize,
@@ -52,7 +52,7 @@ struct RowStates<'a, A> {
     entropy_acc: &'a [A],
 }
 
-/// The states that a piece leaves of its rows.
+/// The states of the rows of a piece.
 pub(super) struct PartialOutput<'s, A: Real> {
     pub places: Places,
     pub values: Buffer<'s, A>,
@@ -276,7 +276,7 @@ pub(super) fn run<T: Element>(
     merge(problem, &partials, &writer, &ops, scratch, threads);
 }
 
-/// Where packed keys and values come from: blocks that workers share, or one buffer that is repacked for each tile.
+/// The source of packed keys and values: blocks that workers share, or one buffer that is repacked for each tile.
 enum KeySource<'k, 's, T: Element> {
     Shared(&'k KeyBlocks<'k, T>),
     PerTile(&'k mut KeyBuffers<'s, T::Acc>),
@@ -301,10 +301,11 @@ impl<T: Element> ForwardPass<'_, T> {
         let (key_heads, heads) = (problem.heads.key, problem.b * problem.heads.key);
         let slots = tiling.slots / key_heads.max(1);
         let buffers = |heads| KeyBuffers::new(scratch, ops.arithmetic, piece, heads, problem.width, problem.dv);
-        // A worker packs keys and values for itself, a whole head's into memory that it reuses and that stays in its
-        // caches, or for a part of a head one tile at a time: packed once for all, they would have to come from another
-        // core's cache, and the workers that begin with a head would wait for one another. bf16 operands take a third
-        // of the memory, and packing them takes longer beside their products: they are shared.
+        // A worker packs keys and values for itself: those of a whole head into memory that it reuses and that stays in
+        // its caches, those for a part of a head one tile at a time. If they were packed once for all, they would have
+        // to come from another core's cache, and workers that start on the same head would wait for one another. bf16
+        // operands take a third of the memory, and packing them takes longer compared with their products, so they are
+        // shared.
         let Division { whole, at_once } = Division::new(heads, slots, tiling.tiles, self.threads);
         let shares = ops.arithmetic == Arithmetic::Bf16;
         let mut shared_buffers = buffers(if shares { heads - whole } else { 0 });

@@ -1,7 +1,7 @@
 //! Products by key in the backward pass: transposed weights and gradients of scores, times rows of queries.
 //!
-//! Native operands can be read either way. In bf16 a transpose is another operand: queries are packed both ways once,
-//! several tiles together, and the weights are rounded two rows at a time.
+//! Native operands can be read in either orientation. In bf16 a transpose is a separate operand: queries are packed
+//! both ways once, several tiles together, and the weights are rounded two rows at a time.
 
 use super::nonfinite::zero_nonfinite;
 use super::{Arithmetic, TileGemm};

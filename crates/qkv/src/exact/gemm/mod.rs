@@ -36,8 +36,8 @@ pub(crate) enum Arithmetic {
 }
 
 impl Arithmetic {
-    /// bf16 or bf16x3 need inputs that are compared without a projection and a softmax: projected rows are not rounded
-    /// again, and other selections read the values themselves.
+    /// bf16 and bf16x3 need scores without a projection, and a softmax: projected rows are not rounded again, and other
+    /// selections read the values themselves.
     pub fn of<T: Element>(problem: &Problem<'_, T>, isa: Isa) -> Arithmetic {
         let as_they_are = matches!(problem.attention.score, Score::Dot | Score::ScaledDot);
         let single = size_of::<T::Acc>() == size_of::<f32>();
@@ -93,7 +93,7 @@ impl Arithmetic {
         }
     }
 
-    /// Rows of a tile that go through all of its passes at once.
+    /// Rows of a tile that go through all of its passes together.
     pub fn rows_at_once(self) -> usize {
         match self {
             Arithmetic::Native => QUERIES,
@@ -110,7 +110,7 @@ pub(crate) struct TileGemm<'s, A: Real> {
     pub(super) bf16x3: Option<Bf16x3Gemm>,
     /// Rows of a tile before they are packed.
     pub(super) stage: Buffer<'s, A>,
-    /// The low terms of the weights that were split last.
+    /// The low terms of the most recently split weights.
     low: Buffer<'s, A>,
 }
 
@@ -386,7 +386,7 @@ impl<'s, A: Real> TileGemm<'s, A> {
     }
 
     /// `out = P · V` or `out += P · V`, for weights in rows of [`KEYS`] and the packed rows of a tile of keys; `dS · K`
-    /// in the backward pass. In bf16 the weights are already rounded; in bf16x3 they are those that were split last.
+    /// in the backward pass. In bf16 the weights are already rounded; in bf16x3 they are the most recently split ones.
     ///
     /// A weight of zero marks an absent pair, whose row has no effect.
     pub fn matmul_pv<T: Element<Acc = A>>(
@@ -442,7 +442,7 @@ impl<'s, A: Real> TileGemm<'s, A> {
     }
 }
 
-/// The keys of a tile as bf16 in place: one slice, and the distance between rows.
+/// The keys of a tile as bf16 in place: one slice, and the row stride.
 fn contiguous_keys<'b, T: Element>(
     from: &'b Operand<'_, T>,
     (b, h): (usize, usize),
@@ -466,7 +466,7 @@ fn consecutive(mut rows: impl Iterator<Item = (usize, usize, usize)>) -> Option<
     Some(((b, h, first), count))
 }
 
-/// Consecutive rows of whole chunks as bf16 in place: one slice, the distance between rows, and their number.
+/// Consecutive rows of whole chunks as bf16 in place: one slice, the row stride, and the number of rows.
 fn contiguous_rows<'b, T: Element>(
     from: &'b Operand<'_, T>,
     rows: impl Iterator<Item = (usize, usize, usize)>,

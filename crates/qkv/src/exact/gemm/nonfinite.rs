@@ -1,4 +1,4 @@
-//! Non-finite elements and scores that overflow, which packed products cannot handle. Ordinary tiles never come here.
+//! Non-finite elements and scores that overflow, which packed products cannot handle. Ordinary tiles never get here.
 
 use super::{Arithmetic, PackedRows, TileGemm};
 use crate::tuning::{KEYS, QUERIES};

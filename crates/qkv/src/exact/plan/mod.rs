@@ -128,8 +128,8 @@ impl Piece {
         }
     }
 
-    /// What a tile of the piece keeps. A tile that the spans of either side leave out is empty, so that rows and
-    /// columns agree on which tiles there are: the backward pass counts on it.
+    /// The verdict of a tile of the piece. A tile outside the spans of either side is empty, so that rows and columns
+    /// agree on which tiles are visited: the backward pass relies on it.
     pub fn verdict(&self, mask_data: &MaskData<'_>, b: usize, h: usize, query_tile: usize, key_tile: usize) -> Verdict {
         let natural = self.is_natural().then(|| {
             let (queries, keys) = (self.query_range(query_tile), self.tile_keys(b, 0, key_tile));
@@ -148,7 +148,7 @@ impl Piece {
         }
     }
 
-    /// What a tile of the natural order keeps for these rows, which follow one another.
+    /// The verdict of a tile in natural order for these consecutive rows.
     pub fn verdict_of_rows(&self, mask_data: &MaskData<'_>, rows: &[RowAt], key_tile: usize) -> Verdict {
         let (low, high) = rows.iter().fold((i64::MAX, i64::MIN), |(low, high), row| (low.min(row.p), high.max(row.p)));
         let (b, h) = (rows[0].b, rows[0].h);
@@ -158,7 +158,7 @@ impl Piece {
         self.mask.verdict(mask_data, &at)
     }
 
-    /// The tiles, none before key tile `from`, that the queries of a tile touch, ascending by key.
+    /// The tiles that the queries of a tile touch, from key tile `from` on, ascending by key.
     pub fn row(
         &self,
         mask_data: &MaskData<'_>,
@@ -180,7 +180,7 @@ impl Piece {
         })
     }
 
-    /// The tiles of queries, those first that can see the most keys: a long task that starts last would be waited for.
+    /// The query tiles, with those that can see the most keys first: all would wait for a long task that starts last.
     pub fn longest_first(&self, mask_data: &MaskData<'_>) -> Vec<usize> {
         let keys_seen = |tile: &usize| {
             let extent = self.query_extent(mask_data, 0, 0, *tile);
@@ -224,7 +224,7 @@ impl Piece {
         bits
     }
 
-    /// The places of a tile whose keys a query sees, where they follow each other.
+    /// The places in a tile whose keys a query sees, if they are consecutive.
     #[inline]
     pub fn seen(&self, mask_data: &MaskData<'_>, row: &RowAt, keys: &TileKeys<'_>) -> Option<Range<usize>> {
         let (low, high) = self.mask.interval(mask_data, row)?;
@@ -257,12 +257,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Everything in the natural order.
+    /// The whole mask in the natural order.
     pub fn natural(mask: Expr, mask_data: &MaskData<'_>) -> Plan {
         Plan { pieces: vec![Piece::natural(mask, mask_data.n, mask_data.m)] }
     }
 
-    /// Everything in the natural order, but only the key tiles that hold some of `keys`.
+    /// The whole mask in the natural order, but only the key tiles that hold some of `keys`.
     pub fn natural_over(mask: Expr, mask_data: &MaskData<'_>, keys: &Range<usize>) -> Plan {
         let tiles = if keys.is_empty() { 0..0 } else { keys.start / KEYS..keys.end.div_ceil(KEYS) };
         Plan { pieces: vec![Piece { tiles, ..Piece::natural(mask, mask_data.n, mask_data.m) }] }
@@ -314,7 +314,7 @@ struct Part {
     gather: Option<Gather>,
     /// The pairs that it allows.
     mask: Expr,
-    /// The same, among what is gathered.
+    /// The same, for pairs that are gathered.
     inside: Expr,
 }
 
@@ -323,7 +323,7 @@ impl Part {
         Part { gather: None, inside: mask.clone(), mask }
     }
 
-    /// The listed positions alone, if they touch far fewer tiles than in the natural order.
+    /// Only the listed positions, if they then touch far fewer tiles than in the natural order.
     fn listed(side: Side, list: Vec<i64>, mask: Expr, tile: usize) -> Part {
         let mut touched: Vec<i64> = list.iter().map(|at| at.div_euclid(tile as i64)).collect();
         touched.dedup();
@@ -424,8 +424,8 @@ mod tests {
     use crate::{Attention, Inputs, Mask, Tensor};
     use proptest::prelude::*;
 
-    /// Every pair that the mask allows is kept by exactly one piece, no other is; a verdict agrees with the bits; rows
-    /// and columns list the same tiles.
+    /// Every pair that the mask allows is kept by exactly one piece, and no other pair is; verdicts agree with the
+    /// bits; rows and columns list the same tiles.
     fn holds(mask: &Mask, place: Place, n: usize, m: usize, positions: Option<&[i64]>) -> Result<(), TestCaseError> {
         let (q, k) = (Tensor::<f32, 4>::randn([1, 1, n, 1], 1), Tensor::<f32, 4>::randn([1, 1, m, 1], 2));
         let attention = Attention::dot().mask(mask.clone()).place(place);

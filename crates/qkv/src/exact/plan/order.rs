@@ -1,13 +1,13 @@
-//! The order in which a sequence is taken: as it is, or as lists that bring together what a mask keeps; and the way
-//! back.
+//! The order in which a sequence is processed: natural, or as lists that gather what a mask keeps; and the inverse
+//! mapping.
 
 use crate::compiled::tile::{Classes, Extent, List};
 use std::ops::Range;
 
-/// The order in which one side of a piece is taken.
+/// The order in which one side of a piece is processed.
 #[derive(Clone, Debug)]
 pub(crate) enum Order {
-    /// As it is.
+    /// The natural order of this length.
     Natural(usize),
     /// The same list for every head.
     List(List),
@@ -24,7 +24,7 @@ impl Order {
         }
     }
 
-    /// The list of a head, where there is one.
+    /// The list of a head, if there is one.
     pub(super) fn list(&self, b: usize, h: usize) -> Option<&List> {
         match self {
             Order::Natural(_) => None,
@@ -33,7 +33,7 @@ impl Order {
         }
     }
 
-    /// The index, in the natural order, of what stands at a place of this one.
+    /// The natural index of the element at a place in this order.
     #[inline]
     pub fn index(&self, b: usize, h: usize, at: usize) -> usize {
         self.list(b, h).map_or(at, |list| list.indices[at] as usize)
@@ -49,7 +49,7 @@ impl Order {
     }
 }
 
-/// Of tiles ordered by class, those that share one with `extent`; where there are no classes, all.
+/// The range of tiles, ordered by class, that share a class with `extent`; all of them if it has no classes.
 pub(super) fn by_class(extents: &[Extent], extent: Extent, all: Range<usize>) -> Range<usize> {
     let Some(Classes { low, high, .. }) = extent.classes else { return all };
     let start = extents.partition_point(|e| e.classes.is_some_and(|of| of.high < low));
@@ -57,7 +57,7 @@ pub(super) fn by_class(extents: &[Extent], extent: Extent, all: Range<usize>) ->
     start..end.max(start)
 }
 
-/// The way back from natural indices to the places of a piece.
+/// The mapping from natural indices back to the places of a piece.
 pub(crate) enum Places {
     Range(Range<usize>),
     /// For each list: one for all heads, or one for each.

@@ -25,11 +25,11 @@ use visible::VisiblePanels;
 /// The parameters that all tiles of a problem share.
 pub(crate) struct TileOps<'a, T: Element> {
     pub isa: Isa,
-    /// The arithmetic of the scores, and of everything else.
+    /// The arithmetic of the scores, and of all other products.
     pub scoring: Arithmetic,
     pub arithmetic: Arithmetic,
     pub problem: &'a Problem<'a, T>,
-    /// The width of the compared rows, and the accumulators that a packed query takes.
+    /// The width of the compared rows, and the number of accumulators that a packed query takes.
     pub width: usize,
     pub query_row: usize,
     /// The scale of each query head.
@@ -56,7 +56,8 @@ pub(crate) struct SavedScores<'a, A> {
 /// The mask of a tile: which of its keys each row sees.
 pub(crate) struct TileMask {
     panels: usize,
-    /// Whether some keys of the panels are absent for some rows; and whether some rows do not see any of a panel's.
+    /// Whether some keys of the panels are absent for some rows; and whether some rows see no key at all of some
+    /// panels.
     absent: bool,
     partial: bool,
     bits: [Bits; QUERIES],
@@ -71,7 +72,7 @@ impl Default for TileMask {
 }
 
 impl TileMask {
-    /// The panels of keys that a row sees any of, in keys.
+    /// The panels of which a row sees any key, as a range of keys.
     pub fn row<A: Real>(&self, r: usize) -> Range<usize> {
         let all = Span { start: 0, end: self.panels as u16 };
         let span = if self.partial { self.spans[r] } else { all };
@@ -145,7 +146,7 @@ impl<'a, T: Element> TileOps<'a, T> {
 
     /// The same for rows that see these spans.
     pub fn exponential_of<'b>(&self, scale: T::Acc, spans: &'b [Span]) -> Exponential<'b, T::Acc> {
-        // What bf16 returns needs no more than 17 bits of a weight, whatever multiplies it.
+        // A bf16 result needs no more than 17 bits of a weight, in whatever arithmetic the weight is multiplied.
         Exponential { scale, spans, accurate_exp: !T::IS_BF16 }
     }
 

@@ -1,5 +1,5 @@
 //! The projections and normalizations of general, additive and cosine scores, and their gradients: work linear in the
-//! sequence that is done once, so that the tiles know only dot products, additive scores and distances.
+//! sequence that is done once, so that tiles only deal with dot products, additive scores and distances.
 
 use crate::exact::pack::Operand;
 use crate::problem::Problem;
@@ -27,7 +27,7 @@ impl<A: Real> ProjectedBuffer<'_, A> {
     }
 }
 
-/// What happens to each row.
+/// The transform that is applied to each row.
 #[derive(Clone, Copy)]
 enum RowTransform<'a, T> {
     /// Multiplied by a matrix, `row · W`, or by its transpose.

@@ -1,5 +1,5 @@
 //! The forward pass of selections other than softmax. Hard attention, top-k and sparsemax read whole rows of scores, a
-//! few rows per worker, so memory stays linear in the number of keys. Their backward pass takes the same tiles as
+//! few rows per worker, so memory stays linear in the number of keys. Their backward pass uses the same tiles as
 //! softmax; what it needs (the chosen keys, the mean of the selected values) is in the output.
 
 use crate::compiled::Expr;
@@ -107,7 +107,7 @@ fn run<T: Element>(problem: &Problem<'_, T>, to: &SelectionWriter<'_, T>, scratc
     let values = Operand::Input(problem.inputs.v);
     let blocks = KeyBlocks::new(piece, operands.keys(problem), values, heads.key, &mut buffers);
     let (row, value_row) = (padded::<T::Acc>(problem.m).max(T::Acc::LANES), padded::<T::Acc>(problem.dv));
-    // As many rows at once as keep their scores in the second-level cache.
+    // As many rows at once as have their scores fit in the second-level cache.
     let at_once = (SELECT_SCORES / row).clamp(1, QUERIES);
     let groups = problem.n.div_ceil(at_once);
     let worker = || SelectWorker {
