@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Looking needs NumPy, which computing does not.
+    # Drawing needs NumPy, computing does not.
     if name in ("explore", "show"):
         from . import looking
 

@@ -28,8 +28,8 @@ _IMPLEMENTATIONS = ("eager", "sdpa", "flash_attention_2", "qkv")
 
 
 def steps(device: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """One row for each model and implementation, as they are measured: the best time of a step, the most memory that
-    tensors had, the loss of the first step. An implementation that cannot be had says why."""
+    """One row for each model and implementation, as they are measured: the best time of a step, the peak memory of
+    tensors, and the loss of the first step. The row of an implementation that is not available says why."""
     for name in _MODELS:
         made = {}
         for implementation in _IMPLEMENTATIONS:
@@ -90,7 +90,7 @@ class _Step:
         number = loss.item()
         if self.cuda:
             torch.cuda.synchronize()
-            # Of this model alone: others wait for their turn.
+            # Count only this model's memory: other models are resident while they wait for their turn.
             own = sum(p.numel() * p.element_size() for p in self.model.parameters())
             self.memory = (torch.cuda.max_memory_allocated() - held + 3 * own) / 1e9
         self.best = min(self.best, time.perf_counter() - start)

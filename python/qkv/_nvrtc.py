@@ -1,4 +1,4 @@
-"""Where the CUDA packages of this environment have NVRTC, CUDA's compiler: those of PyTorch, CuPy or JAX."""
+"""Locates NVRTC, CUDA's compiler, in the CUDA packages of this environment: those of PyTorch, CuPy or JAX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import _qkv
 
 
 def look_for_compiler() -> None:
-    """Tells the native module, which asks when it first needs a device: the packages' own comes first."""
+    """Tells the native module where to look, when it first needs a device: the packages' own compiler comes first."""
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or ()) if spec is not None else ():
         for found in Path(root).glob("*/lib/libnvrtc.so*"):

@@ -37,7 +37,7 @@ __all__ = [
 ]
 __version__: str
 
-# NumPy, PyTorch or JAX arrays, or anything with `__dlpack__` or the buffer protocol; results in the library of `q`.
+# NumPy, PyTorch or JAX arrays, or anything with `__dlpack__` or the buffer protocol; results are in the library of `q`.
 _ArrayLike: TypeAlias = Any
 
 @type_check_only

@@ -35,8 +35,8 @@ _CUDA_SHAPES = [
     (1, 16, 16, 16384, 128, "causal"),
 ]
 
-# Calls that are timed together, of the forward pass and with the backward pass: few, so that some of the turns are not
-# interrupted on a busy machine.
+# Calls per timing, of the forward pass and with the backward pass: few, so that some turns are not interrupted on a
+# busy machine.
 _CALLS, _CALLS_OF_BOTH = 20, 4
 
 
@@ -49,7 +49,7 @@ def _cpu() -> str:
 
 
 def _turns(sides: list[Callable[[], Any]], seconds: float, at_least: int = 5) -> list[float]:
-    """The best time of each side, in seconds, the sides taking turns."""
+    """The best time of each side in seconds; the sides take turns."""
     best = [float("inf")] * len(sides)
     for side in sides:
         side()
@@ -64,12 +64,12 @@ def _turns(sides: list[Callable[[], Any]], seconds: float, at_least: int = 5) ->
 
 
 def _device_turns(sides: list[Callable[[], Any]], seconds: float, calls: int = 10) -> list[float]:
-    """The same on a GPU: the best time of `calls` calls, by its clock."""
+    """The same on a GPU, measured with its clock over `calls` calls."""
     import torch
 
     def timed(side: Callable[[], Any]) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The device waits while the host puts the calls on the stream.
+        # The device sleeps while the host submits the calls to the stream.
         torch.cuda._sleep(8_000_000)
         start.record()
         for _ in range(calls):
@@ -140,7 +140,7 @@ def _overhead(seconds: float, device: str) -> list[dict[str, Any]]:
     from . import torch as ours
 
     cuda = device == "cuda"
-    # A GPU has no kernels for float32 that are as quick to launch on both sides.
+    # On a GPU, the float32 kernels of the two sides are not equally quick to launch.
     dtype = torch.bfloat16 if cuda else torch.float32
     x = [torch.randn(1, 1, 1, 16, device=device, dtype=dtype) for _ in range(3)]
     y = [t.clone().requires_grad_() for t in x]

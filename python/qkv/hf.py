@@ -23,14 +23,14 @@ from .torch import _call as ops
 
 __all__ = ["attention", "mask", "observe", "register"]
 
-# What a mask of `mask` carries besides padding, as an attribute of its tensor: (causal, window, padded, segments).
+# The attribute by which a mask made by `mask` carries more than padding: (causal, window, padded, segments).
 _CARRIED = "_qkv_mask"
 
-# The type of a mask of padding, and of padding beside a window: a copy loses the attribute and keeps the type.
+# The types of a mask with padding only, and with padding and a window: a copy loses the attribute but keeps the type.
 _PADDED, _WINDOWED = torch.bool, torch.uint8
 _PADDING = (_PADDED, _WINDOWED)
 
-# Called with every attention while `observe` is on: (module, q, k, v, description, inputs, lse).
+# Called with every attention inside `observe`: (module, q, k, v, description, inputs, lse).
 _observer: Callable[..., None] | None = None
 
 
@@ -73,7 +73,7 @@ def _described(
     found = found.softcap(softcap) if softcap else found
     found = found.mask(Mask.causal()) if causal else found
     if window is not None:
-        # A window of w is the token itself and the w − 1 before it; without causality, as many after it.
+        # A window of w is the token itself and the w − 1 before it; if not causal, also the w − 1 after it.
         found = found.mask(Mask.window(window - 1, 0) if causal else Mask.window(window - 1, window - 1))
     found = found.mask(Mask.bits()) if "bits" in inputs else found
     found = found.mask(Mask.segments()) if "segments" in inputs else found
@@ -83,7 +83,7 @@ def _described(
     return found.dropout(dropout) if dropout > 0.0 else found
 
 
-# Constants of a compiled graph: the choices are numbers and names.
+# Constant in a compiled graph, because the choices are numbers and names.
 _facts = torch.compiler.assume_constant_result(lambda *choices: ops.facts(_described(*choices)))
 
 
@@ -122,7 +122,7 @@ def attention(
             elif padded:
                 inputs["bits"] = attention_mask[..., :m]
         elif attention_mask.dim() == 4 and attention_mask.shape[2] == 1 and n > 1 and attention_mask.dtype in _PADDING:
-            # A mask of `mask` that was copied on its way: padding alone. The rest is in the arguments.
+            # A mask made by `mask` that was copied on its way carries only padding. The rest is in the arguments.
             if attention_mask.dtype == _WINDOWED and sliding_window is None:
                 raise ValueError(
                     "the model copied the mask of a sliding window and passes no `sliding_window`: use `eager`"
@@ -130,7 +130,7 @@ def attention(
             causal, inputs["bits"] = True, attention_mask[..., :m]
             window = sliding_window if attention_mask.dtype == _WINDOWED else None
         else:
-            # Everything is in it.
+            # The mask contains everything.
             causal, window = False, None
             given = attention_mask if attention_mask.dim() == 4 else attention_mask[:, None, None]
             if given.dtype == torch.bool:
@@ -147,7 +147,7 @@ def attention(
         inputs["bias"] = bias if "bias" not in inputs else inputs["bias"] + bias
     if s_aux is not None:
         inputs["sinks"] = s_aux.to(query.dtype)
-    # Queries stand at the end of the keys: a cache grows there.
+    # Queries are at the end of the keys, where a cache grows.
     end = (causal or window is not None) and n != m
     choices = (causal, window, end, scaling, softcap)
     names = tuple(sorted(inputs))
@@ -232,7 +232,7 @@ def mask(
 
 
 def _padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
-    """The padding of the keys `[B, M]`; `None` where there is none."""
+    """The padding of the keys `[B, M]`; `None` if there is none."""
     from transformers.masking_utils import prepare_padding_mask
 
     found = prepare_padding_mask(attention_mask, kv_length, kv_offset)
@@ -243,15 +243,15 @@ def _padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> T
 
 
 def _padding_segments(padding: Tensor, q_length: int) -> tuple[Tensor, Tensor]:
-    """Padding as segments, which the fast kernels of GPUs take: queries and real keys are in 0, padding before them in
-    −1 and after them in 1, so that segments are runs."""
+    """Padding as segments, which the fast GPU kernels support: queries and real keys are in segment 0, padding before
+    them in −1 and after them in 1, so that segments are runs."""
     before = padding.cumsum(1) == 0
     keys = torch.where(padding, 0, torch.where(before, -1, 1)).to(torch.int32)
     return keys.new_zeros(keys.shape[0], q_length), keys
 
 
 def _is_window(function: Callable[..., Any], size: int | None) -> bool:
-    """Whether a mask function with a local size is a causal sliding window, and not chunks: asked at the edges."""
+    """Whether a mask function with a local size is a causal sliding window and not chunks, tested at the edges."""
     if size is None or size < 1:
         return False
     zero, edge = torch.tensor(0), torch.tensor(size)

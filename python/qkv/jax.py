@@ -31,7 +31,7 @@ def _sums(dtype: Any) -> Any:
 
 
 def _numbers(names: tuple[str, ...], more: tuple[Any, ...]) -> dict[str, Any]:
-    """Arrays of a callback as inputs of a call; a seed is a number, and pairs are pairs."""
+    """Converts the arrays of a callback to inputs of a call: a seed becomes a number, and pairs become tuples."""
     inputs: dict[str, Any] = {name: np.asarray(x) for name, x in zip(names, more, strict=True)}
     if "seed" in inputs:
         inputs["seed"] = int(inputs["seed"])
@@ -66,7 +66,7 @@ def _backward(text, names, saved, upstream):
     def compute(d_out, d_lse, q, k, v, *more):
         q, k, v, d_out, d_lse = (np.asarray(x) for x in (q, k, v, d_out, d_lse))
         attention, inputs = Attention.from_json(text), _numbers(names, more)
-        # What a call keeps for its backward pass does not pass a callback: the forward pass is computed again.
+        # State for the backward pass cannot be passed through a callback, so recompute the forward pass.
         out = attention.forward(q, k, v, **inputs)
         d_lse = None if out.lse is None or not d_lse.any() else d_lse
         grad = attention.backward(q, k, v, out, d_out, d_lse=d_lse, **inputs)

@@ -20,9 +20,9 @@ from ._qkv import Weights
 
 __all__ = ["Picture", "Recording", "explore", "show"]
 
-# Cells across a picture; more weights are pooled to the largest of each cell.
+# Maximum number of cells per axis of a picture; beyond that, each cell shows the maximum of the weights it covers.
 _CELLS = 128
-# Tokens that still have room for their names.
+# Maximum number of tokens that are labeled.
 _LABELS = 48
 
 
@@ -265,7 +265,7 @@ def _recorded(text: str, tokens: list[dict[str, Any]], calls: list[tuple[Any, ..
                 kept[name] = first(tensor).detach().float().numpy()
         index = getattr(module, "layer_idx", None)
         name = f"layer {at if index is None else index}"
-        # Values are not looked at: weights need queries and keys alone.
+        # Values are not recorded, because weights need only queries and keys.
         tensors = {"q": one(q), "k": one(k), "v": one(v)[..., :0], "lse": one(lse)}
         layers.append(
             {

@@ -36,7 +36,7 @@ def test_memory_outlives_the_objects_it_came_from():
     [PLAIN.forward(*[x(1, 1, 50, 8) + i] * 3) for i in range(20)]
     assert np.array_equal(values, kept) and np.array_equal(other, kept)
     for _ in range(100):
-        PLAIN.forward(*[memoryview(x(1, 1, 5, 8))] * 3).values.__dlpack__()  # a capsule that nobody consumes
+        PLAIN.forward(*[memoryview(x(1, 1, 5, 8))] * 3).values.__dlpack__()  # a capsule that is never consumed
         PLAIN.forward(*[memoryview(x(1, 1, 5, 8))] * 3).values.__dlpack__(max_version=(1, 0))
 
 
@@ -64,7 +64,7 @@ def test_capsules_of_both_forms():
     assert np.array_equal(PLAIN.forward(*[read_only] * 3).values, expected)
     with pytest.raises(ValueError, match="`k` is on CUDA device 0; this call computes on the CPU"):
         PLAIN.forward(q, OnlyDlpack(q, device=(2, 0)), q)
-    # An array that says it is on a device, and whose capsule says otherwise.
+    # An array that claims to be on a device, while its capsule says otherwise.
     with pytest.raises(ValueError, match="`q` is on the host, and `q` on CUDA device 0"):
         PLAIN.forward(*[OnlyDlpack(q, device=(2, 0))] * 3)
     with pytest.raises(ValueError, match="`q` is on a ROCm device"):

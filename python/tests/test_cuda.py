@@ -200,7 +200,7 @@ def test_plans_are_kept_and_bounded():
         _cuda.forward(q, k, k, [], None, "", text)
     plans, size = _qkv.cuda_plans()
     assert plans == 256 and size < 1 << 20
-    # The newest are those that stay: no new plan is made for them.
+    # The newest plans are kept, so no new plan is made for them.
     _cuda.forward(q, k, k, [], None, "", text)
     assert _qkv.cuda_plans() == (plans, size)
     _qkv.cuda_forget()

@@ -151,7 +151,7 @@ def test_nothing_to_compute():
 
 
 def test_producers_are_asked_for_the_stream_of_the_call():
-    # 1 is CUDA's default stream, as DLPack counts them.
+    # In DLPack, 1 is CUDA's default stream.
     q, k, v = (OnDevice(r(1, 1, 4, 16)) for _ in range(3))
     _SCALED.forward(q, k, v)
     assert q.streams == k.streams == v.streams == [1]
@@ -261,7 +261,7 @@ def test_arrays_of_a_device():
         values.tolist()
     with pytest.raises(BufferError, match="where it is"):
         values.__dlpack__(copy=True)
-    # Work on another stream than ours waits; −1 does not.
+    # Consumers on another stream than ours make the call wait; −1 does not.
     for stream in (None, 1, 2, 99, -1):
         values.__dlpack__(stream=stream)
 

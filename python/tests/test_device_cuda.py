@@ -71,7 +71,7 @@ def test_everything_is_what_the_cpu_computes(name, foreign):
     wrap = Foreign if foreign else lambda t: t
     there = [wrap(t) for t in tensors]
     if foreign:
-        # Nobody converts for a library without a name.
+        # Arrays of an unknown library are not converted.
         inputs = {name: t.int() if name == "lengths" else t for name, t in inputs.items()}
     given = {name: wrap(t) if isinstance(t, torch.Tensor) else t for name, t in inputs.items()}
     out, want = description.forward(*there, **given), description.forward(*exact, **exactly)
@@ -102,7 +102,7 @@ def test_streams_wait_for_one_another():
     x = r(4, 8, 2048, 64)
     want = description.forward(x, x, x).values.clone()
     torch.cuda.synchronize()
-    # PyTorch's current stream is that of the call.
+    # The call uses PyTorch's current stream.
     with torch.cuda.stream(busy):
         y = torch.zeros_like(x)
         torch.cuda._sleep(20_000_000)
@@ -110,7 +110,7 @@ def test_streams_wait_for_one_another():
         found = description.forward(y, y, y).values
     busy.synchronize()
     assert torch.equal(found, want)
-    # A producer makes the default stream wait for its own, and our array makes its consumer wait.
+    # A producer makes the default stream wait for its own stream, and our array makes its consumer wait.
     with torch.cuda.stream(busy):
         y = torch.zeros_like(x)
         torch.cuda._sleep(20_000_000)
@@ -136,7 +136,7 @@ def test_nothing_is_copied_and_memory_is_pytorchs():
     before, (free, _) = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()
     out = call()
     torch.cuda.synchronize()
-    # Values and log-sum-exp, and a workspace that may have room for copies.
+    # Values, log-sum-exp, and a workspace that may include room for copies.
     assert 0 < torch.cuda.max_memory_allocated() - before < 4.5 * out.values.numel() * 2
     assert free - torch.cuda.mem_get_info()[0] <= torch.cuda.memory_reserved()
 

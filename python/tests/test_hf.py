@@ -13,7 +13,7 @@ tf = pytest.importorskip(
 
 import qkv.hf  # noqa: E402
 
-# The whole file runs on a GPU with `QKV_TEST_DEVICE=cuda`; float32 sums then have another order.
+# With `QKV_TEST_DEVICE=cuda`, the whole file runs on a GPU, where float32 sums have another order.
 DEVICE = os.environ.get("QKV_TEST_DEVICE", "cpu")
 LOOSER = 1.0 if DEVICE == "cpu" else 10.0
 

@@ -134,7 +134,7 @@ def test_masks_with_data():
     np.testing.assert_allclose(got.values, plain(q, q, q, seen), rtol=1e-10, atol=1e-12)
 
 
-# Every score and every optional input with a gradient, by finite differences in f64.
+# Every score, and every optional input with a gradient, checked by finite differences in f64.
 def described():
     x = lambda *shape: randn(*shape)
     q, k, v = x(1, 2, 3, 4), x(1, 2, 5, 4), x(1, 2, 5, 3)
@@ -296,7 +296,7 @@ def test_a_child_forked_after_first_use_computes():
     if child == 0:
         same = np.array_equal(expected, qkv.sdpa(q, k, v, threads=2))
         os._exit(0 if same else 1)
-    # The alarm ends the test run where the child hangs.
+    # The timer kills the child if it hangs.
     watch = threading.Timer(60, lambda: os.kill(child, 9))
     watch.start()
     status = os.waitpid(child, 0)[1]
@@ -308,7 +308,7 @@ def test_a_child_forked_after_first_use_computes():
 @pytest.mark.skipif(os.name == "nt", reason="no signals to oneself on this system")
 def test_an_interrupt_arrives_between_calls():
     x = np.random.default_rng(0).standard_normal((1, 2, 256, 32)).astype(np.float32)
-    # A shell that starts a program in the background lets it ignore interrupts.
+    # A program that a shell starts in the background ignores interrupts by default.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

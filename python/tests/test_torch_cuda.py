@@ -370,7 +370,7 @@ def test_weights_are_computed_where_the_tensors_are():
     found = Q.weights(q, k, v, causal).all()
     assert found.is_cuda and found.dtype == torch.float32
     held(found, want, 4 * _EPSILON[torch.bfloat16])
-    # What only the CPU computes comes from copies there.
+    # Weights that only the CPU can compute come from copies on the CPU.
     found = Q.weights(q, k, v, Attention.cosine())
     assert found.all().is_cpu
 

@@ -1,4 +1,4 @@
-//! A browser for the tests of the explorer page: an installed one, or Chromium from the system's packages.
+//! A browser for the tests of the explorer's page: an installed one, or Chromium from the system's packages.
 
 use std::env;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ fn is_there() -> bool {
     env::var_os("QKV_BROWSER").is_some() || NAMES.iter().any(|name| on_path(name).is_some())
 }
 
-/// Installs a browser where there is none; the error is what to print.
+/// Installs a browser if there is none; the error is the message to print.
 pub fn installed() -> Result<(), String> {
     if is_there() {
         return Ok(());

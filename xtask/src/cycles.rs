@@ -1,17 +1,18 @@
-//! `cargo xtask cycles`: fails where more than three files of a crate use one another in a circle. A file and the files
-//! in its own folder count as one room: a parent re-exports its children, and they may use what it owns.
+//! `cargo xtask cycles`: fails if more than three files of a crate depend on one another in a cycle. Dependencies
+//! between a file and the files in its folder do not count: a parent re-exports its children, and they may use what it
+//! owns.
 
 use crate::files;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-/// The largest circle.
+/// Number of files in the largest permitted cycle.
 const FILES: usize = 3;
 
 /// A module, by its path within the crate.
 type Module = Vec<String>;
 
-/// Lists circles as the files in them; the error says how many there are.
+/// Prints the files of each cycle; the error says how many cycles there are.
 pub fn check() -> Result<(), String> {
     let mut crates: BTreeMap<String, Sources> = BTreeMap::new();
     for path in files::tracked(&["rs"])? {
@@ -35,12 +36,12 @@ pub fn check() -> Result<(), String> {
     }
 }
 
-/// The paths that each module of a crate names.
+/// The paths that each module of a crate refers to.
 #[derive(Default)]
 struct Sources {
-    /// By `use`, the name that it has there last.
+    /// Paths in `use` items; the last part is the imported name.
     imports: BTreeMap<Module, Vec<Module>>,
-    /// By `use` or in place.
+    /// Paths in `use` items or in the code itself.
     named: BTreeMap<Module, Vec<Module>>,
 }
 
@@ -58,7 +59,7 @@ impl Sources {
         self.named.insert(module, named);
     }
 
-    /// Which modules use which, except up and down in one folder.
+    /// Which modules use which, except between parents and children in a folder.
     fn edges(&self) -> BTreeMap<&Module, BTreeSet<&Module>> {
         let edges = self.named.iter().map(|(from, paths)| {
             let to = paths.iter().filter_map(|path| self.owner(from, path, 0));
@@ -67,7 +68,7 @@ impl Sources {
         edges.collect()
     }
 
-    /// The module that owns what a path means in `from`, through re-exports.
+    /// The module that owns the item to which a path refers in `from`, following re-exports.
     fn owner(&self, from: &Module, path: &[String], depth: usize) -> Option<&Module> {
         let ups = path.iter().take_while(|part| *part == "super").count();
         let (mut at, mut rest): (Module, &[String]) = match path.first().map(String::as_str) {
@@ -99,13 +100,13 @@ impl Sources {
     }
 }
 
-/// A file without comments and without its tests.
+/// The code of a file without comments and tests.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// The paths of all `use` items, each name of a group by itself.
+/// The paths of all `use` items, with groups expanded.
 fn uses(code: &str) -> Vec<Module> {
     let items = code.split(';').filter_map(|item| {
         let at = item.rfind("use ").filter(|&at| at == 0 || item[..at].ends_with(char::is_whitespace))?;
@@ -116,7 +117,7 @@ fn uses(code: &str) -> Vec<Module> {
     paths
 }
 
-/// `a::{b, c::d as e}` as `a::b` and `a::c::d`.
+/// Expands `a::{b, c::d as e}` into `a::b` and `a::c::d`.
 fn expand(item: &str, before: &mut Module, paths: &mut Vec<Module>) {
     let (path, group) = item.split_once('{').map_or((item, None), |(path, group)| (path, Some(group)));
     let path = path.split(" as ").next().unwrap_or_default();
@@ -145,7 +146,7 @@ fn expand(item: &str, before: &mut Module, paths: &mut Vec<Module>) {
     before.truncate(depth);
 }
 
-/// Paths from `crate::` or `super::` that stand in the code itself.
+/// Paths starting with `crate::` or `super::` in the code itself.
 fn in_place(code: &str) -> Vec<Module> {
     let word = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
     let paths = code
@@ -154,7 +155,7 @@ fn in_place(code: &str) -> Vec<Module> {
     paths.map(|path| path.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect()).collect()
 }
 
-/// The groups of modules that reach one another (Tarjan 1972).
+/// The strongly connected components of more than one module (Tarjan 1972).
 fn circles<'a>(edges: &BTreeMap<&'a Module, BTreeSet<&'a Module>>) -> Vec<Vec<&'a Module>> {
     let mut search =
         Search { edges, order: BTreeMap::new(), low: BTreeMap::new(), stack: Vec::new(), found: Vec::new() };

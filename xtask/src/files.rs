@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// Tracked and new files with one of these extensions, by path from the root.
+/// Tracked and new files with one of these extensions, as paths relative to the root.
 pub fn tracked(extensions: &[&str]) -> Result<Vec<String>, String> {
     let arguments = ["ls-files", "--cached", "--others", "--exclude-standard"];
     let output = Command::new("git").args(arguments).output().map_err(|error| format!("error: git: {error}"))?;

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 /// Default time of each target.
 const SECONDS: u64 = 60;
 
-/// Runs one target, or all of them.
+/// Runs one target or all of them.
 pub fn fuzz(arguments: &[String]) -> ExitCode {
     let (mut seconds, mut target) = (SECONDS, None);
     let mut rest = arguments.iter();

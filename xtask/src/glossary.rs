@@ -1,17 +1,17 @@
 //! The tables of retired words in `docs/glossary.md`.
 //!
-//! A row names one or more words, separated by commas: identifiers in backticks or plain. A single word is matched as a
-//! whole word, case-sensitively; a phrase of several words ignores case. A third column, or else the crate in the
-//! heading above the table, limits where the word is retired: paths, separated by commas.
+//! A row names one or more words, separated by commas: identifiers in backticks, or plain words. A single word is
+//! matched as a whole word, case-sensitively; a phrase of several words ignores case. A third column with
+//! comma-separated paths, or else the crate in the heading above the table, limits where the word is retired.
 
 /// A retired word or phrase, and what replaced it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retired {
     /// The word, without backticks.
     pub word: String,
-    /// Its replacement, as the table has it.
+    /// Its replacement, as written in the table.
     pub instead: String,
-    /// Path prefixes under which it is retired; everywhere if empty.
+    /// Path prefixes under which it is retired; if empty, it is retired everywhere.
     pub paths: Vec<String>,
 }
 

@@ -1,13 +1,13 @@
-//! `cargo xtask lines`: fails where a line of code or of a comment is wider than 120 columns. String literals,
-//! links and rows of tables may be longer: breaking them would change what they say.
+//! `cargo xtask lines`: fails if a line of code or comment is wider than 120 columns. String literals, links and table
+//! rows may be wider, because breaking them would change their meaning.
 
 use crate::files;
 use std::fs;
 
-/// The widest line.
+/// The width limit.
 const COLUMNS: usize = 120;
 
-/// Lists wider lines as `path:line: …`; the error says how many there are.
+/// Prints wider lines as `path:line: …`; the error says how many there are.
 pub fn check() -> Result<(), String> {
     let mut found = 0;
     for path in files::tracked(&["rs", "cu", "cuh"])? {
@@ -23,7 +23,7 @@ pub fn check() -> Result<(), String> {
     }
 }
 
-/// What a character belongs to.
+/// The kind of text that a character belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Code,
@@ -45,7 +45,7 @@ fn wide(source: &str) -> Vec<(usize, usize)> {
         while column < chars.len() {
             let (next, taken) = advance(state, &chars[column..]);
             if column < COLUMNS && column + taken >= COLUMNS {
-                // An opening quote at the very limit still counts as code.
+                // An opening quote exactly at the limit still counts as code.
                 at_limit = state;
             }
             state = next;
@@ -68,7 +68,7 @@ fn is_row(line: &str) -> bool {
     line.starts_with("/// |") || line.starts_with("//! |")
 }
 
-/// The state after the next characters, and how many they are.
+/// The state after the next token, and how many characters it has.
 fn advance(state: State, rest: &[char]) -> (State, usize) {
     let starts = |text: &str| text.chars().enumerate().all(|(at, c)| rest.get(at) == Some(&c));
     match state {

@@ -1,7 +1,7 @@
-//! The project's chores, one command each: `cargo xtask test` is what CI runs.
+//! The project's chores, one command each; `cargo xtask test` is what CI runs.
 //!
-//! They need nothing but a Rust toolchain. What else a step needs, it brings (a browser from the system's packages,
-//! NVRTC and MPICH from PyPI) or skips with a reason, which the summary repeats.
+//! They need nothing but a Rust toolchain. Anything else that a step needs, it installs (a browser from the system's
+//! packages, NVRTC and MPICH from PyPI), or it is skipped with a reason, which the summary repeats.
 
 mod browser;
 mod cycles;

@@ -1,13 +1,13 @@
-//! Checks of the repository's Markdown pages, run as tests: relative links resolve, and pages that exist in English and
-//! Chinese have the same sections and the same code. The code itself runs as doc tests of `qkv`.
+//! Checks of the repository's Markdown pages, run as tests: relative links resolve, and pages in English and Chinese
+//! have the same sections and the same code. The code itself runs as doc tests of `qkv`.
 //!
 //! A Chinese heading carries the anchor of its English counterpart, `## <a id="two-commands"></a>两条命令`: links are then
-//! the same in both languages, and a missing heading has a name.
+//! the same in both languages, and a missing heading can be named.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A page taken apart: only what the tests compare.
+/// The parts of a page that the tests compare.
 struct Page {
     path: PathBuf,
     headings: Vec<Heading>,
@@ -20,7 +20,7 @@ struct Page {
 #[derive(Debug, PartialEq, Eq)]
 struct Heading {
     level: usize,
-    /// `id` of an `<a>` in the heading, or the anchor that GitHub and rustdoc derive from its text.
+    /// The `id` of an `<a>` in the heading, or the anchor that GitHub and rustdoc derive from its text.
     anchor: String,
 }
 
@@ -57,7 +57,7 @@ impl Page {
             let anchor = anchor.map_or_else(|| anchor_of(text), str::to_owned);
             self.headings.push(Heading { level, anchor });
         }
-        let prose: String = line.split('`').step_by(2).collect(); // what is outside inline code
+        let prose: String = line.split('`').step_by(2).collect(); // the text outside inline code
         let targets = prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
         self.links.extend(targets.map(str::to_owned));
         if prose.starts_with('[')
@@ -85,7 +85,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the root").to_owned()
 }
 
-/// Folders without pages: build outputs and data, and parts of pages that a program puts together.
+/// Folders without pages: build outputs, data, and parts from which a program assembles pages.
 const SKIPPED: [&str; 7] = ["target", "node_modules", "runs", "data", "venv", "shared", "figures"];
 
 /// All Markdown pages of the repository.

@@ -1,21 +1,21 @@
-//! MPI for the tests of ranks: the library that is named in `QKV_MPI`, the `mpiexec` on the path, or PyPI's `mpich`,
-//! installed into `target/mpich`.
+//! MPI for the tests of ranks: the library named by `QKV_MPI`, the `mpiexec` on the path, or PyPI's `mpich`, installed
+//! into `target/mpich`.
 
 use crate::step::Step;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where it is installed.
+/// The folder in which it is installed.
 const FOLDER: &str = "target/mpich";
 
-/// The package, from the first version with the standard ABI.
+/// The package; 5 is the first version with the standard ABI.
 const PACKAGE: &str = "mpich>=5";
 
-/// Python interpreters, in the order in which they are tried.
+/// Python interpreters in the order in which they are tried.
 const PYTHONS: [&str; 2] = ["python3", "python"];
 
-/// The library for `QKV_MPI`; `None` where the tests find one by themselves; the error is why there is none.
+/// The library for `QKV_MPI`; `None` if the tests find one themselves. The error says why there is none.
 pub fn library() -> Result<Option<PathBuf>, String> {
     let on_path = |folder: PathBuf| folder.join("mpiexec").is_file();
     let path = env::var_os("PATH").unwrap_or_default();
@@ -35,7 +35,7 @@ pub fn library() -> Result<Option<PathBuf>, String> {
     let runs = |program: &Path, arguments: &[&str]| {
         Command::new(program).args(arguments).status().is_ok_and(|status| status.success())
     };
-    // In an environment of its own, which every pip may install into.
+    // In a separate virtual environment, into which every pip may install.
     let pip = Path::new(FOLDER).join("bin/pip");
     let install = ["install", "--quiet", "--disable-pip-version-check", "--retries", "1", "--timeout", "15", PACKAGE];
     if !(runs(Path::new(python), &["-m", "venv", FOLDER]) && runs(&pip, &install)) {
@@ -57,12 +57,12 @@ models::ranks::ranks_that_are_killed_or_stopped_end_all_and_nothing_is_lost";
 const HASHES: &str = "test -p qkv-cli --test cli -- --nocapture --exact \
 models::rank_hashes::three_recipes_have_the_same_hash_on_any_number_of_ranks";
 
-/// Kills so many ranks at random moments.
+/// Kills ranks at random moments, `times` times.
 pub fn kills(times: u32) -> Vec<Step> {
     over_mpi(Step::cargo(format!("{times} ranks killed"), KILLS).with("QKV_RANK_KILLS", times.to_string()))
 }
 
-/// Trains three recipes for so many steps on 1 to 8 ranks and compares their bytes.
+/// Trains three recipes for `steps` steps on 1 to 8 ranks and compares their bytes.
 pub fn hashes(steps: u32) -> Vec<Step> {
     over_mpi(Step::cargo("hashes of three recipes", HASHES).with("QKV_RANK_HASHES", steps.to_string()))
 }

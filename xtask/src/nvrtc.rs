@@ -1,4 +1,4 @@
-//! NVRTC for the tests that compile every CUDA program: the one that is named in `QKV_NVRTC`, or PyPI's
+//! NVRTC for the tests that compile every CUDA program: the library named by `QKV_NVRTC`, or PyPI's
 //! `nvidia-cuda-nvrtc`, installed into `target/nvrtc`.
 
 use std::env;
@@ -6,17 +6,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where it is installed.
+/// The folder in which it is installed.
 const FOLDER: &str = "target/nvrtc";
 
-/// The package, in the oldest version whose compiler knows every architecture that the kernels name: newer ones take
-/// more.
+/// The package, in the oldest version whose compiler supports every architecture that the kernels name; newer ones
+/// accept more code.
 const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.*";
 
-/// Python interpreters, in the order in which they are tried.
+/// Python interpreters in the order in which they are tried.
 const PYTHONS: [&str; 2] = ["python3", "python"];
 
-/// The library to test with; the error is why there is none.
+/// The library to test with. The error says why there is none.
 pub fn library() -> Result<PathBuf, String> {
     if let Some(named) = env::var_os("QKV_NVRTC") {
         return Ok(PathBuf::from(named));

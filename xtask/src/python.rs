@@ -1,6 +1,6 @@
-//! The Python module: built, put beside its Python files under `target/python`, and tested with pytest in a virtual
-//! environment of its own. `cargo xtask test` brings NumPy alone; `cargo xtask python` brings every framework that the
-//! package works with, installs the package with pip, and runs all of its tests.
+//! The Python module: built, put beside its Python files under `target/python`, and tested with pytest in a separate
+//! virtual environment. `cargo xtask test` installs only NumPy; `cargo xtask python` installs every framework that the
+//! package supports, installs the package with pip, and runs all of its tests.
 
 use crate::step::Step;
 use std::env::{self, consts};
@@ -8,27 +8,27 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where everything is.
+/// The folder for everything that is built and installed.
 const FOLDER: &str = "target/python";
 
-/// The package as an interpreter finds it.
+/// The folder in which an interpreter finds the package.
 const PACKAGE: &str = "target/python/package";
 
 /// Cases of the conformance suite with the engine's results, for the tests.
 const CASES: &str = "target/python/cases";
 
-/// What the tests need at least.
+/// The packages that the tests need at least.
 const NUMPY: [&str; 3] = ["numpy", "ml_dtypes", "pytest"];
 
-/// What all of them need. PyTorch's wheels for the CPU alone are on its own index, which pip is told of in
-/// `PIP_EXTRA_INDEX_URL`, by whoever wants the smaller download.
+/// The additional packages that all tests need. PyTorch's CPU-only wheels are on a separate index; set
+/// `PIP_EXTRA_INDEX_URL` for the smaller download.
 const FRAMEWORKS: [&str; 6] = ["maturin>=1.9.4,<2", "torch", "transformers>=5", "jax", "mypy", "typing_extensions"];
 
-/// Names of interpreters, in the order in which they are tried.
+/// Names of interpreters in the order in which they are tried.
 const PYTHONS: [&str; 6] = ["python3", "python", "python3.14", "python3.13", "python3.12", "python3.11"];
 
-/// Builds the module with the profile of the tests and tests it with NumPy. It is built as part of the workspace, so
-/// that nothing is compiled again with other features.
+/// Builds the module with the test profile and tests it with NumPy. It is built as part of the workspace, so that
+/// nothing is recompiled with other features.
 pub fn numpy_steps() -> Vec<Step> {
     match environment(&NUMPY) {
         Err(reason) => vec![Step::skip("the Python module", reason)],
@@ -46,8 +46,7 @@ pub fn numpy_steps() -> Vec<Step> {
     }
 }
 
-/// Builds the module for speed, brings every framework, and runs all tests; then the package as pip installs it, and
-/// its stubs.
+/// Installs every framework, installs the package with pip, runs all tests, and checks the stubs.
 pub fn all_steps() -> Vec<Step> {
     let python = match environment(&[&NUMPY[..], &FRAMEWORKS[..]].concat()) {
         Ok(python) => python,
@@ -63,7 +62,7 @@ pub fn all_steps() -> Vec<Step> {
     ]
 }
 
-/// Where cargo puts what it builds.
+/// Cargo's target folder.
 fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()).into()
 }
@@ -72,7 +71,7 @@ fn package_path() -> String {
     Path::new(PACKAGE).canonicalize().unwrap_or_else(|_| PathBuf::from(PACKAGE)).display().to_string()
 }
 
-/// Puts the module that cargo built beside the Python files.
+/// Copies the Python files and the module that cargo built into the package folder.
 fn assemble(profile: &str) -> Result<(), String> {
     let failed = |what: &Path, error: std::io::Error| format!("error: {}: {error}", what.display());
     let package = Path::new(PACKAGE).join("qkv");
@@ -86,7 +85,7 @@ fn assemble(profile: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Copies a folder of Python files, and those in it.
+/// Copies a folder of Python files recursively.
 fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
@@ -100,7 +99,7 @@ fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The interpreter of a virtual environment with these packages; the error is why there is none.
+/// The interpreter of a virtual environment with these packages. The error says why there is none.
 fn environment(packages: &[&str]) -> Result<PathBuf, String> {
     let python = interpreter()?;
     let venv = Path::new(FOLDER).join("venv");
@@ -113,7 +112,7 @@ fn environment(packages: &[&str]) -> Result<PathBuf, String> {
             return Err(format!("`{python} -m venv` failed"));
         }
     }
-    // What was asked for before is there: pip takes seconds to find that out.
+    // Skip packages that were installed before, because pip takes seconds to find that out.
     let (list, wanted) = (Path::new(FOLDER).join("installed"), packages.join("\n"));
     let installed = fs::read_to_string(&list).unwrap_or_default();
     if packages.iter().any(|package| !installed.lines().any(|line| line == *package)) {
@@ -132,7 +131,7 @@ fn quiet(command: &mut Command) -> bool {
     command.stdin(Stdio::null()).stdout(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// A Python of at least 3.11: the one that `QKV_PYTHON` names, or one on the path.
+/// A Python of at least 3.11: the one named by `QKV_PYTHON`, or one on the path.
 fn interpreter() -> Result<String, String> {
     let new_enough = |python: &String| {
         let mut probe = Command::new(python);

@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
-/// The start of a line by which a test says that it was skipped, and why.
+/// The prefix of a line by which a test reports that it was skipped, and why.
 pub const SKIPPED: &str = "skipped: ";
 
 /// Environment variables.
 pub type Variables = Vec<(&'static str, String)>;
 
-/// A step, with its name.
+/// A named step.
 pub struct Step {
     name: String,
     action: Action,
@@ -41,7 +41,7 @@ enum Action {
         typed: &'static str,
         check: fn() -> Result<(), String>,
     },
-    /// What cannot be run here, and why.
+    /// A step that cannot run here, with the reason.
     Skip(String),
 }
 
@@ -52,7 +52,7 @@ impl Step {
         Step { name: name.into(), action }
     }
 
-    /// All tests and doc tests, and some of them again in other environments.
+    /// All tests and doc tests, with some of them repeated in other environments.
     pub fn tests(name: impl Into<String>, again: Vec<Again>) -> Step {
         Step { name: name.into(), action: Action::Tests { environment: Vec::new(), again } }
     }
@@ -68,12 +68,12 @@ impl Step {
         Step { name: name.into(), action: Action::Check { typed, check } }
     }
 
-    /// A step that cannot be run here: the reason is in the summary.
+    /// A step that cannot run here; the summary shows the reason.
     pub fn skip(name: impl Into<String>, reason: impl Into<String>) -> Step {
         Step { name: name.into(), action: Action::Skip(reason.into()) }
     }
 
-    /// With an environment variable.
+    /// Adds an environment variable.
     pub fn with(mut self, variable: &'static str, value: impl Into<String>) -> Step {
         if let Action::Cargo { environment, .. }
         | Action::Tests { environment, .. }
@@ -84,7 +84,7 @@ impl Step {
         self
     }
 
-    /// Its standard output becomes this file, whole or not at all.
+    /// Writes its standard output to this file if the step succeeds.
     pub fn into_file(mut self, path: &'static str) -> Step {
         if let Action::Cargo { file, .. } = &mut self.action {
             *file = Some(path);
@@ -92,7 +92,7 @@ impl Step {
         self
     }
 
-    /// As one would type it.
+    /// The command line that runs the step.
     fn typed(&self) -> String {
         match &self.action {
             Action::Cargo { arguments, environment, .. } => {
@@ -104,12 +104,12 @@ impl Step {
                 format!("{set}{} {}", program.display(), arguments.join(" "))
             }
             Action::Check { typed, .. } => format!("cargo xtask {typed}"),
-            // They say by themselves what failed.
+            // These report what failed themselves.
             Action::Tests { .. } | Action::Skip(_) => String::new(),
         }
     }
 
-    /// Runs it, with temporary files in this folder; returns what it skipped, or the error to print.
+    /// Runs the step, with temporary files in this folder; returns what it skipped, or the error to print.
     fn run(&self, temporary: &Temporary) -> Result<Vec<String>, String> {
         match &self.action {
             Action::Skip(reason) => Ok(vec![format!("{}: {reason}", self.name)]),
@@ -121,7 +121,8 @@ impl Step {
                 run_collecting(command).ok_or_else(|| format!("error: `{}` failed", self.name))
             }
             Action::Cargo { arguments, environment, file } => {
-                // `+nightly` is for rustup's cargo on the path; `CARGO` names that of the current toolchain.
+                // Only rustup's cargo on the path understands `+nightly`; `CARGO` names the cargo of the current
+                // toolchain.
                 let mut command = Command::new(if arguments.starts_with('+') { "cargo".into() } else { cargo() });
                 command.args(arguments.split(' ')).env("TMPDIR", &temporary.0).envs(environment.clone());
                 let failed = || format!("error: `{}` failed", self.name);
@@ -138,13 +139,13 @@ impl Step {
     }
 }
 
-/// That of the current toolchain.
+/// The cargo of the current toolchain.
 fn cargo() -> PathBuf {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).into()
 }
 
-/// A folder for temporary files, removed with all that is left in it: browsers and launchers of MPI, killed by a test,
-/// leave theirs behind. Its path is short, since sockets are made there.
+/// A folder for temporary files, removed with everything left in it, because browsers and MPI launchers that a test
+/// kills leave files behind. Its path is short, because sockets are created there.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -163,7 +164,7 @@ impl Drop for Temporary {
     }
 }
 
-/// Runs a command, passes its output through, and collects the lines that say what was skipped; `None` where it fails.
+/// Runs a command, passes its output through, and collects the reasons of skipped tests; `None` if it fails.
 fn run_collecting(mut command: Command) -> Option<Vec<String>> {
     if std::io::stderr().is_terminal() {
         command.env("CARGO_TERM_COLOR", "always");
@@ -179,7 +180,7 @@ fn run_collecting(mut command: Command) -> Option<Vec<String>> {
 fn pass_through(from: impl Read, to: &mut impl Write) -> Vec<String> {
     let (mut from, mut line, mut skipped) = (BufReader::new(from), Vec::new(), Vec::new());
     while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-        // A reader that has gone away (`| head`) does not end the tests.
+        // A closed pipe (`| head`) must not stop the tests.
         let _ = to.write_all(&line).and_then(|()| to.flush());
         if let Some(reason) = String::from_utf8_lossy(&line).trim_end().strip_prefix(SKIPPED) {
             skipped.push(reason.to_string());
@@ -189,8 +190,8 @@ fn pass_through(from: impl Read, to: &mut impl Write) -> Vec<String> {
     skipped
 }
 
-/// Runs the steps, stops at the first failure, and prints a summary of the times and of what was skipped. Returns
-/// whether all went well.
+/// Runs the steps up to the first failure, and prints a summary of the times and of what was skipped. Returns whether
+/// all steps succeeded.
 pub fn run_all(steps: &[Step]) -> bool {
     let (start, mut times, mut skipped) = (Instant::now(), Vec::new(), Vec::new());
     let temporary = Temporary::new();
@@ -218,7 +219,7 @@ pub fn run_all(steps: &[Step]) -> bool {
     true
 }
 
-/// What was skipped, each reason once.
+/// The list of what was skipped, each reason once.
 fn summary(mut skipped: Vec<String>) -> String {
     skipped.sort();
     let mut text = String::from("\n── skipped\n");

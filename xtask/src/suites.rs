@@ -1,6 +1,6 @@
-//! The tests of the workspace: one command of cargo compiles them, and their binaries run two at a time, the longest
-//! first. `cargo test` runs one after the other, each of which ends with one test on one core. What a binary prints
-//! comes out whole, when it has ended.
+//! The tests of the workspace: one cargo command compiles them, and their binaries run two at a time, the longest
+//! first. `cargo test` would run them one at a time, and each ends with a single test on one core. A binary's output is
+//! printed as a whole when it has ended.
 
 use crate::step::{SKIPPED, Variables};
 use std::io::{BufRead, BufReader, Write};
@@ -10,16 +10,16 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-/// Compiles every test, and nothing else: examples are compiled by lints, and by whoever runs them.
+/// Compiles the tests and nothing else: examples are checked by lints, and compiled when they are run.
 const COMPILE: &str = "test --workspace --lib --bins --tests --no-run --message-format=json-render-diagnostics";
 
 /// Compiles and runs the examples in the documentation.
 const DOC_TESTS: &str = "test --workspace --doc --no-fail-fast";
 
-/// Runs at a time: while one waits for its last test, the other has the cores.
+/// Number of concurrent runs: while one waits for its last test, the other uses the cores.
 const AT_A_TIME: usize = 2;
 
-/// What runs longest, from the longest on: started first, so that no core is idle at the end.
+/// The longest runs in descending order; they start first, so that no core is idle at the end.
 const LONGEST: [&str; 7] = [
     "-p qkv-cli --test cli",
     "-p qkv-cuda --test gpu",
@@ -30,17 +30,17 @@ const LONGEST: [&str; 7] = [
     "-p qkv --test attention",
 ];
 
-/// Some tests of a binary again, in another environment.
+/// Some tests of a binary, repeated in another environment.
 pub struct Again {
     /// The binaries, by name.
     pub binaries: &'static [&'static str],
-    /// Parts of the names of the tests.
+    /// Substrings of the tests' names.
     pub filters: &'static str,
-    /// In place of that of the first run.
+    /// Replaces the environment of the first run.
     pub environment: Variables,
 }
 
-/// A binary of tests, as cargo built it.
+/// A test binary built by cargo.
 #[derive(Debug, PartialEq)]
 struct Binary {
     package: String,
@@ -48,17 +48,17 @@ struct Binary {
     target: String,
     name: String,
     path: PathBuf,
-    /// Where cargo would run it: the folder of its package.
+    /// The folder of its package, in which cargo would run it.
     folder: PathBuf,
 }
 
-/// Something to run, and how one would type it.
+/// A command to run, and how to type it.
 struct Run {
     typed: String,
     command: Command,
 }
 
-/// Runs all tests and doc tests, and some of them again; returns what they skipped.
+/// Runs all tests and doc tests, and repeats some of them; returns what they skipped.
 pub fn run(cargo: &Path, environment: &Variables, again: &[Again], temporary: &Path) -> Result<Vec<String>, String> {
     let binaries = compile(cargo, environment).ok_or("error: the tests do not compile")?;
     let mut doc_tests = Command::new(cargo);
@@ -111,7 +111,7 @@ impl Binary {
     }
 }
 
-/// Builds the tests; `None` where cargo fails.
+/// Builds the tests; `None` if cargo fails.
 fn compile(cargo: &Path, environment: &Variables) -> Option<Vec<Binary>> {
     let mut command = Command::new(cargo);
     command.args(COMPILE.split(' ')).envs(environment.clone()).stdout(Stdio::piped());
@@ -121,7 +121,7 @@ fn compile(cargo: &Path, environment: &Variables) -> Option<Vec<Binary>> {
     child.wait().is_ok_and(|status| status.success()).then_some(binaries)
 }
 
-/// The test binary that a message of cargo announces.
+/// The test binary that a cargo message announces.
 fn binary(message: &str) -> Option<Binary> {
     let (target, profile) = message.split_once("\"profile\":{")?;
     if !profile.split('}').next()?.contains("\"test\":true") {
@@ -149,32 +149,32 @@ fn package(id: &str) -> String {
     }
 }
 
-/// The text of a member of a JSON object, the first of this name.
+/// The text of the first member of this name in JSON.
 fn text(json: &str, name: &str) -> Option<String> {
     let rest = json.split_once(&format!("\"{name}\":\""))?.1;
     let (mut found, mut characters) = (String::new(), rest.chars());
     loop {
         match characters.next()? {
             '"' => return Some(found),
-            // In paths: a quote or a backslash.
+            // In paths, only quotes and backslashes are escaped.
             '\\' => found.push(characters.next()?),
             other => found.push(other),
         }
     }
 }
 
-/// What has run.
+/// Results of the runs so far.
 #[derive(Default)]
 struct Done {
     skipped: Vec<String>,
     failed: Vec<String>,
 }
 
-/// What one run printed, whole.
+/// Prints the whole output of one run.
 fn print(typed: &str, seconds: f64, output: &std::io::Result<Output>) {
     eprintln!("\n── {typed} ({seconds:.0} s)");
     match output {
-        // A reader that has gone away (`| head`) does not end the tests.
+        // A closed pipe (`| head`) must not stop the tests.
         Ok(output) => {
             let _ = std::io::stderr().write_all(&output.stderr);
             let _ = std::io::stdout().write_all(&output.stdout);
@@ -185,7 +185,7 @@ fn print(typed: &str, seconds: f64, output: &std::io::Result<Output>) {
 }
 
 impl Done {
-    /// Keeps what a run skipped, and whether it failed.
+    /// Records what a run skipped, and whether it failed.
     fn add(&mut self, typed: String, output: std::io::Result<Output>) {
         if let Ok(output) = &output {
             let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
@@ -233,7 +233,7 @@ mod tests {
     fn what_was_skipped_and_what_failed_is_kept_of_all_runs() {
         use std::process::ExitStatus;
         let ran = |status: i32, stdout: &str, stderr: &str| {
-            // As `wait` has it, where the code is in the second byte, and as Windows has it.
+            // In the format of `wait`, the code is in the second byte; on Windows, it is the status itself.
             #[cfg(unix)]
             let status = <ExitStatus as std::os::unix::process::ExitStatusExt>::from_raw(status << 8);
             #[cfg(windows)]

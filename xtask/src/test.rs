@@ -1,21 +1,21 @@
-//! `cargo xtask test`: what CI runs. Cheapest first, so that a slip shows at once.
+//! `cargo xtask test`: what CI runs. The cheapest steps come first, so that a slip shows at once.
 
 use crate::step::Step;
 use crate::suites::Again;
 use crate::{browser, cycles, lines, mpich, nvrtc, python, toolchain, unsafe_code, words};
 
-/// Targets that `qkv` is checked for besides the host, where their standard library is installed.
+/// Targets other than the host for which `qkv` is checked if their standard library is installed.
 const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "wasm32-unknown-unknown"];
 
-/// The promises that every instruction set keeps: tests of `qkv` by a part of their names.
+/// The promises that every instruction set keeps: tests of `qkv`, selected by substrings of their names.
 const PROMISES: &str = "conformance:: deterministic:: absent:: sizes:: memory_of_";
 
-/// The binaries that have them.
+/// The binaries that contain them.
 const PROMISING: &[&str] = &["attention", "memory"];
 
 const ALL_TYPES: &str = "f32,f64,bf16,f16";
 
-/// The steps; with `full`, every case on every instruction set, in every type.
+/// The steps; with `full`, every case on every instruction set and in every type.
 pub fn steps(full: bool) -> Vec<Step> {
     let mut steps = vec![
         Step::cargo("format", "fmt --all --check"),
@@ -35,7 +35,7 @@ pub fn steps(full: bool) -> Vec<Step> {
     };
     steps.extend([
         Step::check("a browser for the explorer's tests", "browser", browser::installed),
-        // With the one feature that nothing in the workspace asks for; the tests are compiled without it.
+        // Includes the one feature that nothing in the workspace enables; the tests are compiled without it.
         Step::cargo("lints", "clippy --workspace --all-targets --features qkv/ndarray -- -D warnings"),
         tests(Step::tests("tests and doc tests", promises(full)))
             .with("CARGO_INCREMENTAL", "0")
@@ -62,16 +62,16 @@ pub fn steps(full: bool) -> Vec<Step> {
     steps
 }
 
-/// Where the binaries of the tests share what the C++ compiler makes of the kernels.
+/// The folder in which test binaries share the kernels compiled by the C++ compiler.
 fn emulated() -> String {
     let folder = std::path::absolute("target/emulated").unwrap_or_else(|_| "target/emulated".into());
     folder.display().to_string()
 }
 
-/// Packs every crate that is published, as `cargo publish` would.
+/// Packs every published crate, as `cargo publish` would.
 pub const PACKAGE: &str = "package --workspace --exclude xtask --exclude figures --exclude qkv-conformance --exclude qkv-fuzz --exclude qkv-python --no-verify --allow-dirty --quiet";
 
-/// Checks `qkv` for other targets, where a warning is an error too.
+/// Checks `qkv` for other targets; warnings are errors there too.
 pub fn targets() -> Vec<Step> {
     let step = |target: &str| {
         let name = format!("qkv for {target}");
@@ -108,17 +108,17 @@ pub fn neon() -> Vec<Step> {
     ]
 }
 
-/// Part of the cases that an ordinary run draws for the best instruction set.
+/// Fraction of the cases that an ordinary run draws for the best instruction set.
 const BEST_SAMPLE: &str = "0.25";
 
-/// Part of the cases that an ordinary run draws for another one.
+/// Fraction of the cases that an ordinary run draws for another instruction set.
 const SAMPLE: &str = "0.1";
 
-/// The same without vector instructions, where a case takes five times as long.
+/// The same fraction without vector instructions, where a case takes five times as long.
 const PORTABLE_SAMPLE: &str = "0.03";
 
-/// The promises on each instruction set of this CPU but the best, with which all tests ran: in the types for which it
-/// computes something else than the next, over a sample of the cases, or over all of them in a full run. `QKV_SEED`
+/// The promises on each instruction set of this CPU except the best, on which all tests run: in the types for which it
+/// computes differently from the next one, over a sample of the cases, or over all of them in a full run. `QKV_SEED`
 /// repeats a sample; the tests print theirs.
 fn promises(full: bool) -> Vec<Again> {
     let again = |(isa, types): (&str, &str)| {
@@ -130,8 +130,8 @@ fn promises(full: bool) -> Vec<Again> {
     instruction_sets().into_iter().map(again).collect()
 }
 
-/// The instruction sets of this CPU but the best, each with the types for which it computes something else than the
-/// next.
+/// The instruction sets of this CPU except the best, each with the types for which it computes differently from the
+/// next one.
 fn instruction_sets() -> Vec<(&'static str, &'static str)> {
     let mut found = vec![("portable", ALL_TYPES)];
     #[cfg(target_arch = "x86_64")]
@@ -140,9 +140,9 @@ fn instruction_sets() -> Vec<(&'static str, &'static str)> {
             found.push(("avx2", ALL_TYPES));
         }
         if std::is_x86_feature_detected!("avx512bf16") {
-            // AMX computes f32 and f16 in bf16x3 arithmetic where it pays, so AVX-512 is tested in every type.
+            // AMX computes f32 and f16 in bf16x3 arithmetic where that is faster, so AVX-512 is tested in every type.
             found.push(("avx512", ALL_TYPES));
-            // On a CPU without AMX this is the best, and `QKV_ISA` changes nothing.
+            // On a CPU without AMX this is the best instruction set, and `QKV_ISA` changes nothing.
             found.push(("avx512bf16", "bf16"));
         }
     }

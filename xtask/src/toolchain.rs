@@ -1,4 +1,4 @@
-//! What the Rust installation has: targets, and the parts of a nightly toolchain.
+//! What is installed: targets, components of a nightly toolchain, and programs.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -22,22 +22,22 @@ pub fn nightly_has(components: &[&str]) -> bool {
     components.iter().all(|wanted| installed.lines().any(|line| line.starts_with(wanted)))
 }
 
-/// The target of this machine, `x86_64-unknown-linux-gnu` for example.
+/// The target of this machine, such as `x86_64-unknown-linux-gnu`.
 pub fn host() -> Option<String> {
     output("rustc", &["--print", "host-tuple"])
 }
 
-/// Whether a program is there.
+/// Whether a program is installed.
 pub fn has_program(name: &str) -> bool {
     output(name, &["--version"]).is_some()
 }
 
-/// Whether `cargo NAME` is there.
+/// Whether `cargo NAME` is installed.
 pub fn has_cargo_command(name: &str) -> bool {
     output("cargo", &[name, "--version"]).is_some()
 }
 
-/// Whether the database of advisories is there, brought up to date by `cargo deny`.
+/// Whether `cargo deny` can fetch the database of advisories.
 pub fn can_fetch_advisories() -> bool {
     output("cargo", &["deny", "fetch", "db"]).is_some()
 }

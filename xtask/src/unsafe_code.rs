@@ -1,8 +1,8 @@
-//! Tools that watch unsafe code: Miri, the sanitizers, and advisories of dependencies.
+//! Tools that check unsafe code: Miri and the sanitizers; and checks of dependencies.
 //!
-//! Miri interprets and knows neither AVX nor foreign functions, so it runs the views, the shared memory, the team and
-//! the portable lanes of `qkv-simd`, by both of its models of aliasing: a minute. The sanitizers run compiled code: the
-//! unit tests of every crate with unsafe code, on the best instruction set.
+//! Miri is an interpreter and supports neither AVX nor foreign functions, so it runs the views, the shared memory, the
+//! team and the portable lanes of `qkv-simd`, under both of its aliasing models, in a minute. The sanitizers run
+//! compiled code: the unit tests of `qkv-simd` and `qkv-cuda`, on the best instruction set.
 
 use crate::step::Step;
 use crate::toolchain;
@@ -10,10 +10,10 @@ use crate::toolchain;
 /// Modules of `qkv-simd` whose tests Miri can run: no intrinsics, no foreign calls, no large loops.
 const MIRI_FILTERS: &str = "view:: shared:: team:: features:: philox:: miri::";
 
-/// Tests with a pool of rayon, whose queues (crossbeam-epoch) break the rules of Stacked Borrows.
+/// Tests with a rayon pool, whose queues (crossbeam-epoch) violate Stacked Borrows.
 const RAYON: &str = "shared:: rows_written_by_several_workers";
 
-/// What Miri cannot run, for the summary.
+/// Code that Miri cannot run, for the summary.
 const NOT_FOR_MIRI: &str = "under Miri: kernels on AVX2, AVX-512 and AMX (intrinsics), huge pages (system calls), CUDA";
 
 /// `cargo xtask miri`.

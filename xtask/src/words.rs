@@ -1,19 +1,19 @@
-//! `cargo xtask words`: fails where a word that the glossary retired comes back.
+//! `cargo xtask words`: fails if a word that the glossary retired comes back.
 
 use crate::files;
 use crate::glossary::{Retired, retired};
 use std::fs;
 
-/// Where the tables are.
+/// The file with the tables.
 const GLOSSARY: &str = "docs/glossary.md";
 
-/// File names in which history may use old words.
+/// Files whose history may use old words.
 const EXEMPT: [&str; 3] = ["glossary.md", "LADDER.md", "CHANGELOG.md"];
 
-/// The kinds of files that people read.
+/// Extensions of files that people read.
 const KINDS: [&str; 12] = ["rs", "md", "cu", "cuh", "toml", "py", "js", "css", "html", "yml", "cff", "sh"];
 
-/// Lists the places where retired words stand, as `path:line: …`; the error says what was wrong.
+/// Prints the places of retired words as `path:line: …`; the error says what is wrong.
 pub fn check() -> Result<(), String> {
     let glossary = fs::read_to_string(GLOSSARY).map_err(|error| format!("error: {GLOSSARY}: {error}"))?;
     let words = retired(&glossary);
@@ -37,7 +37,7 @@ pub fn check() -> Result<(), String> {
     }
 }
 
-/// The retired words of a file, each with the number of its line.
+/// The retired words in a file, each with its line number.
 fn in_text<'w>(words: &'w [Retired], path: &str, text: &str) -> Vec<(usize, &'w Retired)> {
     let here: Vec<&Retired> = words
         .iter()
@@ -50,7 +50,7 @@ fn in_text<'w>(words: &'w [Retired], path: &str, text: &str) -> Vec<(usize, &'w 
     found
 }
 
-/// Whether a line has the word: a whole word, case-sensitively, or a phrase of several words in any case.
+/// Whether a line contains the word: a single word as a whole word, case-sensitively, or a phrase in any case.
 fn stands_in(word: &str, line: &str) -> bool {
     if !word.contains(' ') {
         return has_whole(word, line);
@@ -63,7 +63,7 @@ fn has_whole(word: &str, line: &str) -> bool {
     let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {
         let (before, after) = (line[..at].chars().next_back(), line[at + word.len()..].chars().next());
-        // A path such as `qkv::gadget` holds whole words; so does `--gadget`.
+        // A path such as `qkv::gadget` contains whole words, and so does `--gadget`.
         !before.is_some_and(part_of_word) && !after.is_some_and(part_of_word)
     })
 }

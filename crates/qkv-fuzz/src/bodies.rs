@@ -1,5 +1,5 @@
-//! The bodies of the targets that read one input by itself. Each parses hostile bytes, uses what came of them, and
-//! returns the outcome in words. Shared by the tests of this crate and the `cargo-fuzz` targets in `fuzz/`.
+//! The bodies of the targets whose input is a single file. Each parses hostile bytes, uses the result, and returns the
+//! outcome as text. They are shared by the tests of this crate and the `cargo-fuzz` targets in `fuzz/`.
 
 use qkv_explore::file::{self, OpenOptions};
 use qkv_models::audio::{MelFilters, Recording, Spectrogram};
@@ -24,7 +24,7 @@ pub fn outcome<T>(found: Result<T>) -> String {
     found.map_or_else(|error| format!("{error} {}", error.hint().unwrap_or_default()), |_| "right".into())
 }
 
-/// Writes the input to a temporary file of this name.
+/// Writes the input to a temporary file with this name.
 fn file_of(name: &str, bytes: &[u8]) -> PathBuf {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| tempfile::tempdir().expect("a folder for temporary files"));
@@ -45,7 +45,7 @@ pub fn safetensors(bytes: &[u8]) -> String {
     }
 }
 
-/// The reader of `qkv run` and the explorer: a header from a file, then every tensor, whole and in part.
+/// The reader of `qkv run` and the explorer: the header of a file, then every tensor, whole and in part.
 pub fn safetensors_file(bytes: &[u8]) -> String {
     let mut file = match Reader::open(&file_of("reader.safetensors", bytes)) {
         Ok(file) => file,
@@ -74,7 +74,7 @@ pub fn gguf(bytes: &[u8]) -> String {
     }
 }
 
-/// A `tokenizer.json`, and texts that go through it.
+/// A `tokenizer.json`, and texts encoded and decoded with it.
 pub fn tokenizer(bytes: &[u8]) -> String {
     match Tokenizer::from_bytes(bytes, "tokenizer.json") {
         Err(error) => error.to_string(),
@@ -93,7 +93,7 @@ pub fn template(bytes: &[u8]) -> String {
     outcome(Template::new(&source, "t").and_then(|template| template.render(&messages, "<s>", "</s>")))
 }
 
-/// A recipe, and its lines as changes of `base`, a recipe that is right.
+/// A recipe, and its text as changes to `base`, a valid recipe.
 pub fn recipe(bytes: &[u8], base: &str) -> String {
     let text = String::from_utf8_lossy(bytes);
     let (change, rest) = text.split_once('\n').unwrap_or((&text, ""));
@@ -259,7 +259,7 @@ pub fn sound(bytes: &[u8]) -> String {
     if let Ok(window) = &found {
         assert!(window.len() == 800 && window.iter().all(|x| x.is_finite()));
     }
-    // The decoders of sound overflow on some headers in builds that check it, which becomes an error.
+    // Sound decoders overflow on some headers; in builds with overflow checks, the panic becomes an error.
     outcome(found)
 }
 

@@ -1,9 +1,10 @@
 //! Fuzzing of every format that qkv reads, on a stable compiler.
 //!
 //! A target has valid files as seeds, the structure and keywords of its format, and a body that parses bytes and
-//! returns the outcome in words. Inputs are a function of the target's name, the seed and their index, so that a
-//! failure repeats on any machine. A body must not panic, allocate more than [`MAX_BYTES`] or take longer than
-//! [`MAX_TIME`]. An input with a new outcome joins the seeds, which leads deeper into a parser than chance alone.
+//! returns the outcome as text. Inputs are a function of the target's name, the seed and their index, so that a failure
+//! is reproducible on any machine. A body must not panic, allocate more than [`MAX_BYTES`] or take longer than
+//! [`MAX_TIME`]. An input with a new outcome joins the seeds, which reaches deeper into a parser than random mutation
+//! alone.
 //!
 //! | variable | effect |
 //! | --- | --- |
@@ -28,18 +29,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Inputs per target in an ordinary test run: some seconds.
+/// Inputs per target in an ordinary test run, which take a few seconds.
 pub const CASES: u64 = 1500;
-/// Bytes that an input may allocate at a time. Seeds have kilobytes.
+/// Bytes that an input may have allocated at a time. Seeds are kilobytes long.
 pub const MAX_BYTES: usize = 64 << 20;
-/// Time that an input may take, on a busy machine too.
+/// Time that an input may take, even on a busy machine.
 pub const MAX_TIME: Duration = Duration::from_secs(20);
 /// Maximum seeds of a target.
 const MAX_SEEDS: usize = 400;
 /// Maximum length of an input.
 const MAX_INPUT: usize = 1 << 16;
 
-/// Counts allocations. Targets run one after the other, so that the count is theirs.
+/// Counts allocations. Targets run one at a time, so that the count belongs to the running one.
 #[global_allocator]
 static ALLOCATOR: Counting = Counting::new();
 static TURN: Mutex<()> = Mutex::new(());
@@ -59,16 +60,16 @@ pub struct Target {
     pub words: &'static [&'static str],
 }
 
-/// Runs a target. The body returns the outcome of an input in words; outcomes that differ in more than numbers and
-/// quoted parts count as new.
+/// Runs a target. The body returns the outcome of an input as text; an outcome is new if it differs from earlier ones
+/// in more than numbers and quoted parts.
 ///
 /// # Panics
-/// If an input breaks a rule; the message tells where it was saved.
+/// If an input breaks a rule; the message says where the input was saved.
 pub fn fuzz(target: &Target, body: impl Fn(&[u8]) -> String) {
     run(target, CASES, MAX_BYTES, body);
 }
 
-/// The same with another number of inputs in an ordinary run, for a slow body.
+/// [`fuzz`] with another number of inputs in an ordinary run, for a slow body.
 ///
 /// # Panics
 /// As [`fuzz`].
@@ -76,7 +77,7 @@ pub fn fuzz_few(target: &Target, count: u64, body: impl Fn(&[u8]) -> String) {
     run(target, count, MAX_BYTES, body);
 }
 
-/// The same with another allocation limit, for a format in which few bytes can declare a large size.
+/// [`fuzz`] with another allocation limit, for a format in which a few bytes can declare a large size.
 ///
 /// # Panics
 /// As [`fuzz`].
@@ -121,7 +122,7 @@ fn run(target: &Target, count: u64, most: usize, body: impl Fn(&[u8]) -> String)
 
 /// Runs one input and checks the rules.
 fn checked(target: &Target, input: &[u8], most: usize, body: impl Fn(&[u8]) -> String) -> String {
-    // Saved beforehand: an aborted process leaves its input.
+    // Save the input first, so that an aborted process leaves it behind.
     let path = env::temp_dir().join(format!("qkv-fuzz-{}-{}", target.name, std::process::id()));
     std::fs::write(&path, input).expect("a folder for temporary files");
     let start = Instant::now();

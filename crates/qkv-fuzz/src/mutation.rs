@@ -1,25 +1,26 @@
-//! How bytes that are right become bytes that are not: cut, flipped, joined with others, with lengths that lie; and,
-//! where a format has a structure, changed inside it, so that readers are met behind their first check too.
+//! Mutation of valid inputs: bytes are truncated, flipped, spliced with other inputs, and given false lengths. If a
+//! format has a structure, mutations also keep it intact and change its content, to reach code behind a reader's first
+//! checks.
 
 use qkv_models::draws::Draws;
 use serde_json::Value;
 
-/// How the bytes of a format hang together.
+/// The structure of a format's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Numbers and lengths in binary.
+    /// Binary numbers and lengths.
     Binary,
-    /// Words and numbers as text.
+    /// Text of words and numbers.
     Text,
     /// JSON.
     Json,
-    /// A JSON header behind its length, then data.
+    /// The length of a JSON header, the header, then data.
     Safetensors,
-    /// Chunks, each with its length, its name and a checksum.
+    /// Chunks, each with its length, name and checksum.
     Png,
 }
 
-/// Numbers that are often not expected.
+/// Numbers that parsers often mishandle.
 const NUMBERS: [u64; 20] = [
     0,
     1,
@@ -42,7 +43,7 @@ const NUMBERS: [u64; 20] = [
     1 << 63,
     u64::MAX,
 ];
-/// The same as text, and more of the kind.
+/// The same kind of numbers as text.
 const WRITTEN: [&str; 18] = [
     "0",
     "1",
@@ -64,7 +65,7 @@ const WRITTEN: [&str; 18] = [
     "NaN",
 ];
 
-/// A case made of some of these.
+/// A mutation of an input from the pool, possibly spliced with others.
 pub(crate) fn mutated(draws: &mut Draws, pool: &[Vec<u8>], words: &[&str], shape: Shape) -> Vec<u8> {
     let mut bytes = pool[draws.below(pool.len())].clone();
     let inside = match shape {
@@ -82,7 +83,7 @@ pub(crate) fn mutated(draws: &mut Draws, pool: &[Vec<u8>], words: &[&str], shape
     bytes
 }
 
-/// One change.
+/// Applies one random change.
 fn once(draws: &mut Draws, bytes: &mut Vec<u8>, pool: &[Vec<u8>], words: &[&str], shape: Shape) {
     let at = draws.below(bytes.len() + 1);
     let end = at + draws.below((bytes.len() - at).min(64) + 1);
@@ -113,7 +114,7 @@ fn once(draws: &mut Draws, bytes: &mut Vec<u8>, pool: &[Vec<u8>], words: &[&str]
     }
 }
 
-/// Another number where one is written.
+/// Replaces a number in the text with another.
 fn number(draws: &mut Draws, bytes: &mut Vec<u8>) {
     let runs: Vec<usize> = (0..bytes.len())
         .filter(|&at| bytes[at].is_ascii_digit() && (at == 0 || !bytes[at - 1].is_ascii_digit()))
@@ -126,7 +127,7 @@ fn number(draws: &mut Draws, bytes: &mut Vec<u8>) {
     bytes.splice(from..from + digits, draws.pick(&WRITTEN).bytes());
 }
 
-/// A change inside JSON; `None` where it is none.
+/// Changes values inside JSON; `None` if the bytes are not JSON.
 fn tree(draws: &mut Draws, bytes: &[u8], words: &[&str]) -> Option<Vec<u8>> {
     let mut root: Value = serde_json::from_slice(bytes).ok()?;
     for _ in 0..1 + draws.below(3) {
@@ -138,7 +139,7 @@ fn tree(draws: &mut Draws, bytes: &[u8], words: &[&str]) -> Option<Vec<u8>> {
     serde_json::to_vec(&root).ok()
 }
 
-/// The header behind a length changed as JSON, and the length made right again.
+/// Changes the JSON header after a length, and corrects the length.
 fn header(draws: &mut Draws, bytes: &[u8], words: &[&str]) -> Option<Vec<u8>> {
     let length = usize::try_from(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?)).ok()?;
     let header = bytes.get(8..length.checked_add(8)?)?;
@@ -154,12 +155,12 @@ fn header(draws: &mut Draws, bytes: &[u8], words: &[&str]) -> Option<Vec<u8>> {
     Some([&(header.len() as u64).to_le_bytes()[..], &header, data].concat())
 }
 
-/// What stands before the chunks of a PNG, and around the data of each.
+/// Bytes before the chunks of a PNG, and around the data of each chunk.
 const BEFORE_CHUNKS: usize = 8;
 const AROUND_CHUNK: usize = 12;
 
-/// One chunk changed, left out or there twice, and its length and checksum made right again: a reader that checks them
-/// is met behind that. `None` where there are no chunks.
+/// Changes, removes, duplicates or swaps a chunk and corrects its length and checksum, so that a reader's checks of
+/// them pass. `None` if there are no chunks.
 fn chunk(draws: &mut Draws, bytes: &[u8]) -> Option<Vec<u8>> {
     let mut chunks: Vec<(&[u8], Vec<u8>)> = Vec::new();
     let mut rest = bytes.get(BEFORE_CHUNKS..)?;
@@ -200,17 +201,17 @@ fn chunk(draws: &mut Draws, bytes: &[u8]) -> Option<Vec<u8>> {
     Some([bytes[..BEFORE_CHUNKS].to_vec(), written.collect::<Vec<_>>().concat()].concat())
 }
 
-/// A chunk of a PNG, with its length and checksum.
+/// A PNG chunk with its length and checksum.
 pub fn png_chunk(name: &[u8], data: &[u8]) -> Vec<u8> {
     let named = [name, data].concat();
-    // CRC-32, bit by bit: chunks have few bytes here.
+    // CRC-32 bit by bit, because chunks are short here.
     let sum = named.iter().fold(u32::MAX, |sum, &byte| {
         (0..8).fold(sum ^ u32::from(byte), |sum, _| (sum >> 1) ^ (0xedb8_8320 & (sum & 1).wrapping_neg()))
     });
     [&(data.len() as u32).to_be_bytes()[..], &named, &(!sum).to_be_bytes()].concat()
 }
 
-/// How many values there are, the whole included.
+/// Number of values in a tree, including its root.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -219,7 +220,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// One of them, counted from the whole.
+/// Value number `at` of a tree in preorder; the root is 0.
 fn nth(value: &mut Value, at: usize) -> &mut Value {
     if at == 0 {
         return value;
@@ -239,7 +240,7 @@ fn nth(value: &mut Value, at: usize) -> &mut Value {
     unreachable!("there are fewer values")
 }
 
-/// Another value, or the same with a part taken away, named anew or there many times.
+/// Replaces a value, or removes, renames or repeats one of its parts.
 fn change(draws: &mut Draws, value: &mut Value, copy: Value, words: &[&str]) {
     let word = if words.is_empty() { "x" } else { draws.pick(words) };
     match (draws.below(14), &mut *value) {

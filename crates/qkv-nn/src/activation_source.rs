@@ -1,4 +1,4 @@
-//! An activation that is computed again from its input where its output is needed.
+//! An activation that is recomputed from its input when its output is needed.
 
 use crate::dropout_mask::DropoutMask;
 use crate::float::Float;
@@ -6,8 +6,7 @@ use crate::loops::Activation;
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{self as cuda, Array, Operations};
 
-/// An activation by its input: the output is computed again where the backward pass needs it, so that only one of the
-/// two is kept.
+/// An activation stored as its input: the backward pass recomputes the output, so that only one of the two is kept.
 #[derive(Clone, Debug)]
 pub(crate) struct ActivationSource<T: Float> {
     pub(crate) before: Tensor<T>,
@@ -16,7 +15,7 @@ pub(crate) struct ActivationSource<T: Float> {
 }
 
 impl<T: Float> ActivationSource<T> {
-    /// The output, on a device.
+    /// Recomputes the output on a device.
     pub(crate) fn output(&self, operations: &Operations) -> Array {
         let output = operations.activations(self.before.len());
         let (sizes, key) = ([self.before.rows(), self.before.width()], self.dropout.map(DropoutMask::key));

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The hyperparameters of AdamW, but for the learning rate.
+/// The hyperparameters of AdamW, except the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdamW {
@@ -21,7 +21,7 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Weight decay, of matrices alone: biases and norms do not decay.
+    /// Weight decay, applied to matrices only: biases and norms do not decay.
     pub decay: f64,
 }
 
@@ -40,12 +40,12 @@ pub struct Moments<T: Float> {
     pub second: Vec<Elements<T>>,
     /// Steps so far.
     pub steps: u64,
-    /// Where everything is on a device, from the last step.
+    /// The table of device arrays from the last step.
     table: Option<Arc<OptimizerTable>>,
 }
 
 impl<T: Float> Moments<T> {
-    /// Zero moments for these parameters; none for those that are frozen.
+    /// Zero moments for these parameters; none for frozen ones.
     pub fn of(parameters: &Parameters<T>) -> Self {
         let count = |param| if parameters.is_trained(param) { parameters.shape(param).iter().product() } else { 0 };
         let zeros = || parameters.all().map(|param| Elements::zeros(count(param))).collect();
@@ -53,13 +53,13 @@ impl<T: Float> Moments<T> {
     }
 }
 
-/// The moments of some elements of a parameter: what a process keeps of them where several divide the optimizer's state
+/// The moments of some elements of a parameter: one process's shard when several processes divide the optimizer's state
 /// (ZeRO-1; Rajbhandari et al. 2019, arXiv:1910.02054).
 #[derive(Debug)]
 pub struct MomentsPart<'a, T> {
     /// The parameter.
     pub param: Param,
-    /// Which of its elements.
+    /// The range of elements.
     pub range: Range<usize>,
     /// Their first moments.
     pub first: &'a mut [T],
@@ -67,12 +67,12 @@ pub struct MomentsPart<'a, T> {
     pub second: &'a mut [T],
 }
 
-/// Elements in one task.
+/// Elements per task.
 const CHUNK: usize = 1 << 14;
 
 impl AdamW {
-    /// One step with learning rate `rate`, times the factor of each parameter, along the gradients. What is frozen
-    /// stays.
+    /// One step along the gradients with learning rate `rate`, scaled by each parameter's factor. Frozen parameters do
+    /// not change.
     pub fn step<T: Float>(
         &self,
         parameters: &mut Parameters<T>,
@@ -87,8 +87,8 @@ impl AdamW {
         }
     }
 
-    /// The same along gradients that are clipped to the global norm `clip`, unless that is 0. Returns their norm before
-    /// clipping; where it is not finite, no weight and no moment is changed.
+    /// [`step`](AdamW::step) with gradients clipped to the global norm `clip`, or not clipped if `clip` is 0. Returns
+    /// the norm before clipping; if it is not finite, no weight and no moment changes.
     pub fn step_clipped<T: Float>(
         &self,
         parameters: &mut Parameters<T>,
@@ -112,7 +112,7 @@ impl AdamW {
         norm.into()
     }
 
-    /// Along the gradients times `factor`.
+    /// One step along the gradients times `factor`.
     fn step_on_cpu<T: Float>(
         &self,
         parameters: &mut Parameters<T>,
@@ -131,8 +131,8 @@ impl AdamW {
         }
     }
 
-    /// The `steps`th step of the elements whose moments are in `part`, along the gradients times `factor`, on the CPU.
-    /// With the parts of all elements, one step of [`step_clipped`](AdamW::step_clipped).
+    /// Step number `steps` for the elements whose moments are in `part`, along the gradients times `factor`, on the
+    /// CPU. Calls that together cover all elements are equivalent to one [`step_clipped`](AdamW::step_clipped).
     pub fn step_part<T: Float>(
         &self,
         parameters: &mut Parameters<T>,
@@ -181,7 +181,7 @@ impl AdamW {
         if parameters.shape(param).len() > 1 { self.decay } else { 0.0 }
     }
 
-    /// On a device: all parameters in one launch.
+    /// One step on a device: all parameters in one launch.
     fn step_on_cuda<T: Float>(
         &self,
         parameters: &mut Parameters<T>,
@@ -200,7 +200,7 @@ impl AdamW {
             let moments = moments.map(|moment| moment.array_mut(operations, Kind::F32));
             arrays.push(ParameterArrays { value, gradient, moments, half, rate: factor, decay });
         }
-        // Memory stays in place from step to step, and with it the table.
+        // The arrays do not move from step to step, so the table stays valid.
         let table = match moments.table.take().filter(|table| table.is_of(&arrays)) {
             Some(table) => table,
             None => Arc::new(operations.optimizer_table(arrays)),
@@ -223,12 +223,12 @@ impl AdamW {
     }
 }
 
-/// Those that are trained, each with its number.
+/// The trained parameters, each with its index.
 fn trained<T: Float>(parameters: &Parameters<T>) -> Vec<(usize, Param)> {
     parameters.all().enumerate().filter(|&(_, param)| parameters.is_trained(param)).collect()
 }
 
-/// Updates elements, in tasks.
+/// Updates elements, divided into tasks.
 fn update<T: Float>(whole: AdamWUpdate<'_, T>, machine: &Machine) {
     let AdamWUpdate { factors, value, gradient, first, second } = whole;
     let values = value.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK));

@@ -1,6 +1,7 @@
 //! Low-rank adapters (LoRA; Hu et al. 2021, arXiv:2106.09685): a frozen matrix `W [O, I]` acts as `W + scale · B A`
-//! with trained `A [r, I]` and `B [O, r]`. [`Tape::linear`](crate::Tape::linear) adds the product of every adapted
-//! matrix, so that no layer has to know of adapters. Which matrices get one, and files, are left to the models.
+//! with trained `A [r, I]` and `B [O, r]`. [`Tape::linear`](crate::Tape::linear) adds the adapter's product wherever
+//! its matrix is used, so layers need not know about adapters. The models decide which matrices get one, and handle
+//! files.
 
 use crate::float::Float;
 use crate::parameters::{Init, Param, Parameters};
@@ -18,12 +19,12 @@ pub struct Adapter {
     pub dropout: f64,
 }
 
-/// Ends of the names of an adapter's matrices, as PEFT has them.
+/// Suffixes of the names of an adapter's matrices, as in PEFT.
 const ENDS: [&str; 2] = [".lora_A.weight", ".lora_B.weight"];
 
 impl<T: Float> Parameters<T> {
-    /// Adds an adapter to a matrix and freezes the matrix. `A` is drawn uniformly within `±1/√I`, as PEFT draws it, and
-    /// `B` is zero, so that the model computes what it did before.
+    /// Adds an adapter to a matrix and freezes the matrix. `A` is drawn uniformly within `±1/√I`, as in PEFT, and `B`
+    /// is zero, so the model's output is unchanged at first.
     ///
     /// ```
     /// use qkv_nn::{Init, Parameters};
@@ -38,7 +39,7 @@ impl<T: Float> Parameters<T> {
     /// ```
     ///
     /// # Panics
-    /// Where it is no matrix, or has an adapter.
+    /// If the parameter is not a matrix, or already has an adapter.
     pub fn adapt(&mut self, param: Param, rank: usize, scale: f64, dropout: f64, seed: u64) -> Adapter {
         let &[out, inner] = self.shape(param) else { panic!("`{}` is no matrix", self.name(param)) };
         let stem = self.name(param).strip_suffix(".weight").unwrap_or(self.name(param)).to_owned();
@@ -51,8 +52,8 @@ impl<T: Float> Parameters<T> {
         adapter
     }
 
-    /// Adds the product of a matrix's adapter to the matrix, which then has none. The adapter's own matrices stay among
-    /// the parameters, unused and frozen.
+    /// Merges a matrix's adapter into the matrix and removes it. The adapter's `A` and `B` stay among the parameters,
+    /// unused and frozen.
     pub fn merge(&mut self, param: Param) {
         let Some(Adapter { a, b, scale, .. }) = self.adapter(param) else { return };
         let (left, right) = (self.get(b).to_vec(), self.get(a).to_vec());
@@ -69,12 +70,12 @@ impl<T: Float> Parameters<T> {
         self.freeze(b);
     }
 
-    /// The matrices that have adapters, in order.
+    /// The matrices with adapters, in order.
     pub fn adapted(&self) -> Vec<Param> {
         self.all().filter(|&param| self.adapter(param).is_some()).collect()
     }
 
-    /// Whether a parameter is a matrix of an adapter, by its name.
+    /// Whether a parameter's name is that of an adapter's matrix.
     pub fn is_of_adapter(&self, param: Param) -> bool {
         ENDS.iter().any(|end| self.name(param).ends_with(end))
     }

@@ -1,6 +1,6 @@
 //! Attentions recorded during a pass, for inspection: their inputs and outputs, from which weights are recomputed.
 //!
-//! Each carries the label of the layer that called it, so that a reader finds a layer by name and not by counting
+//! Each carries the label of the layer that called it, so that a reader can find a layer by name instead of counting
 //! calls.
 
 use crate::float::Float;
@@ -12,7 +12,8 @@ use std::sync::{Arc, OnceLock};
 /// Gradient of the loss with respect to a gate of 1 on each head's output; filled in by the backward pass.
 pub(crate) type HeadGates = Arc<OnceLock<Vec<f64>>>;
 
-/// One attention of a pass, with what is needed to recompute its weights: nothing as large as the weights themselves.
+/// One attention of a pass, with what is needed to recompute its weights; nothing stored is as large as the weights
+/// themselves.
 #[derive(Clone)]
 pub struct Captured<T: Float> {
     pub(crate) label: Arc<str>,
@@ -28,14 +29,15 @@ impl<T: Float> std::fmt::Debug for Captured<T> {
 }
 
 impl<T: Float> Captured<T> {
-    /// The [label](crate::AttendOptions::label) of the call. The layers of this crate give the prefix of their
-    /// parameters, `decoder.layers.2.self_attn`; a layer that is called several times captures several attentions of
-    /// one label.
+    /// The [label](crate::AttendOptions::label) of the call. The layers of this crate use the prefix of their
+    /// parameters, such as `decoder.layers.2.self_attn`; a layer that is called several times produces several captures
+    /// with the same label.
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// The attention that was computed, with the lengths in its mask and without dropout or sampling.
+    /// The attention that was computed, with the lengths in its mask, and without dropout or sampling unless the tape
+    /// had noise.
     pub fn attention(&self) -> &Attention {
         &self.call.attention
     }
@@ -49,7 +51,7 @@ impl<T: Float> Captured<T> {
     /// The weights of one head for a range of queries, `[queries, M]`, recomputed exactly.
     ///
     /// # Errors
-    /// Where there is no such sequence, head or query.
+    /// If the sequence, head or query does not exist.
     pub fn weights(
         &self,
         parameters: &Parameters<T>,
@@ -65,7 +67,7 @@ impl<T: Float> Captured<T> {
         OwnedInputs::of(self.call.inputs(parameters))
     }
 
-    /// Its output: `values [B, Hq, N, Dv]` and the log-sum-exp of each row.
+    /// The output: `values [B, Hq, N, Dv]` and the log-sum-exp of each row.
     pub fn output(&self) -> &Output<T> {
         &self.out
     }

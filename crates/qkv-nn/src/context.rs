@@ -1,22 +1,23 @@
-//! Context parallelism: a tape that has some rows of each sequence. Everything but attention goes by rows; attention is
-//! computed together with the tapes that have the others.
+//! Context parallelism: a tape that holds some rows of each sequence. Everything but attention works row by row;
+//! attention is computed jointly with the tapes that hold the other rows.
 
 use crate::float::Float;
 use qkv::{Attention, Gradients, Inputs, Output, Upstream};
 use std::sync::Arc;
 
-/// The tapes that share sequences, seen from one of them. All of them make the same calls in the same order.
+/// A group of tapes that share sequences, seen from one of them. All of them make the same calls in the same order.
 pub trait ContextParallel<T: Float>: Send + Sync {
-    /// The number of this tape among them.
+    /// The index of this tape in the group.
     fn part(&self) -> usize;
 
-    /// The places of this tape's rows in a sequence of `length`, in their order.
+    /// The positions of this tape's rows in a sequence of `length`, in order.
     fn places(&self, length: usize) -> Vec<usize>;
 
-    /// Attention over sequences of `length`: `inputs` has this tape's rows of q, k and v, and so has the output.
+    /// Attention over sequences of `length`: `inputs` holds this tape's rows of q, k and v, and the output its rows of
+    /// the result.
     ///
     /// # Errors
-    /// What `qkv` refuses; and where another tape is gone.
+    /// If `qkv` rejects the call, or another tape is gone.
     fn forward(
         &self,
         length: usize,
@@ -25,8 +26,8 @@ pub trait ContextParallel<T: Float>: Send + Sync {
         threads: usize,
     ) -> qkv::Result<Output<T>>;
 
-    /// Its gradients: this tape's rows of those of q, k and v, and this tape's share of those of parameters, which the
-    /// tapes add up.
+    /// Gradients of [`forward`](ContextParallel::forward): this tape's rows of the gradients of q, k and v, and its
+    /// share of the parameters' gradients, which the tapes sum.
     ///
     /// # Errors
     /// As [`forward`](ContextParallel::forward).
@@ -41,10 +42,10 @@ pub trait ContextParallel<T: Float>: Send + Sync {
     ) -> qkv::Result<Gradients<T>>;
 }
 
-/// What a tape knows of the sequences it shares.
+/// The sequences that a tape shares with others.
 pub(crate) struct SharedContext<T: Float> {
     pub with: Arc<dyn ContextParallel<T>>,
-    /// Rows of each whole sequence.
+    /// Rows of each complete sequence.
     pub length: usize,
 }
 

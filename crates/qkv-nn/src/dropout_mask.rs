@@ -1,4 +1,4 @@
-//! The mask of a dropout. It is drawn by Philox, and again in the backward pass instead of being saved.
+//! The mask of a dropout. It is drawn by Philox, and drawn again in the backward pass instead of being saved.
 
 use crate::float::Float;
 use crate::loops::ApplyDropout;
@@ -7,7 +7,7 @@ use crate::tensor::Tensor;
 use qkv_cuda::operations::DropoutKey;
 use qkv_simd::{Isa, philox};
 
-/// Which elements of a tensor are dropped: a function of the stream, the row and the column.
+/// Selects the elements of a tensor that are dropped, as a function of the stream, the row and the column.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DropoutMask {
     threshold: u32,
@@ -15,7 +15,7 @@ pub(crate) struct DropoutMask {
 }
 
 impl DropoutMask {
-    /// Drops elements with probability `p`; `None`, and no stream drawn, where that is 0.
+    /// Drops elements with probability `p`; `None`, without drawing a stream, if that is 0.
     pub fn new(p: f64, stream: impl FnOnce() -> u64) -> Option<DropoutMask> {
         let threshold = (p * 65536.0).round().clamp(0.0, 65535.0) as u32;
         (threshold > 0).then(|| DropoutMask { threshold, stream: stream() })
@@ -31,7 +31,7 @@ impl DropoutMask {
         DropoutKey { stream: self.stream, threshold: self.threshold }
     }
 
-    /// The mask of a row: bits are set where elements remain.
+    /// The mask of a row: set bits mark the elements that remain.
     #[inline]
     pub fn bits(self, isa: Isa, row: usize, words: &mut [u64]) {
         philox::keep(isa, self.stream, [0, row >> 32, row], 0, self.threshold, words);
@@ -47,7 +47,7 @@ impl DropoutMask {
     }
 }
 
-/// Applies the mask to a tensor, in place where its memory is not shared.
+/// Applies the mask to a tensor, in place if its memory is not shared.
 pub(crate) fn apply_dropout<T: Float>(machine: &Machine, mut tensor: Tensor<T>, dropout: DropoutMask) -> Tensor<T> {
     let (rows, width) = (tensor.rows(), tensor.width());
     if let Some(operations) = machine.cuda() {

@@ -1,6 +1,6 @@
-//! Elements that are in host memory, in device memory, or in both. Whoever needs them on one side copies them there on
-//! first use; a write drops the copy on the other side. So an operation that a device does not have computes on the
-//! host, and nothing else has to know. Those of a quantized matrix are on neither side until somebody needs them.
+//! Elements in host memory, device memory, or both. The first use on one side copies them there; a write drops the copy
+//! on the other side. So an operation that a device lacks runs on the host, transparently to the rest of the tape. The
+//! elements of a quantized matrix are on neither side until they are first used.
 
 use crate::float::Float;
 use crate::pool::Pool;
@@ -10,14 +10,14 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
 
-/// Elements, row-major, wherever they are.
+/// Elements in row-major order, on the host, a device, or both.
 pub struct Elements<T: Float> {
     len: usize,
-    /// At least `len` elements. On neither side, they are those of `source`, or all zero.
+    /// At least `len` elements. If neither side holds them, they are those of `source`, or all zero.
     host: OnceLock<Vec<T>>,
     device: OnceLock<OnDevice<T>>,
     source: Option<Arc<QuantizedMatrix>>,
-    /// Where the host's memory goes in the end.
+    /// The pool to which the host memory returns when dropped.
     pool: Option<Pool<T>>,
 }
 
@@ -25,17 +25,17 @@ pub struct Elements<T: Float> {
 struct OnDevice<T: Float> {
     operations: Operations,
     array: OnceLock<Array>,
-    /// What the array is computed from when somebody needs it.
+    /// The norm that computes the array on first use.
     pending: Option<PendingNorm<T>>,
-    /// A copy as activations, where the array has another type.
+    /// A copy in the activation type, if the array has another type.
     rounded: OnceLock<Array>,
 }
 
-/// A norm of `[rows, width]` whose result may never be needed: a product of few rows computes it by itself.
+/// A norm of `[rows, width]` whose result may never be materialized: a product of few rows computes the norm itself.
 pub(crate) struct PendingNorm<T: Float> {
     pub norm: RowNorm,
     pub sizes: [usize; 2],
-    /// What is normalized, shared so that nobody writes to it.
+    /// The input of the norm; holding it makes it shared, so that nobody writes to it in place.
     pub _input: Arc<Elements<T>>,
 }
 
@@ -72,7 +72,7 @@ impl<T: Float> Drop for Elements<T> {
 }
 
 impl<T: Float> Clone for Elements<T> {
-    /// In memory of its own, on the side where they are.
+    /// A deep copy, on the side that holds the elements (the device if both do).
     fn clone(&self) -> Self {
         let mut clone = Elements::zeros(self.len);
         clone.source = self.source.clone();
@@ -107,25 +107,25 @@ impl<T: Float> Elements<T> {
         Elements { len, host: OnceLock::new(), device: OnceLock::new(), source: None, pool: None }
     }
 
-    /// Those of a quantized matrix, widened when somebody needs them.
+    /// The elements of a quantized matrix, widened on first use.
     pub(crate) fn quantized(source: &Arc<QuantizedMatrix>) -> Self {
         let (len, source) = (source.rows() * source.width(), Some(source.clone()));
         Elements { len, host: OnceLock::new(), device: OnceLock::new(), source, pool: None }
     }
 
-    /// Memory of a pool, at least `len` elements.
+    /// A pool's buffer of at least `len` elements.
     pub(crate) fn pooled(pool: &Pool<T>, data: Vec<T>, len: usize) -> Self {
         let (host, pool) = (OnceLock::from(data), Some(pool.clone()));
         Elements { len, host, device: OnceLock::new(), source: None, pool }
     }
 
-    /// An array.
+    /// The elements of a device array.
     pub(crate) fn on_device(operations: &Operations, array: Array) -> Self {
         let (len, device) = (array.len(), OnceLock::from(OnDevice::new(operations, array)));
         Elements { len, host: OnceLock::new(), device, source: None, pool: None }
     }
 
-    /// A norm that is computed when somebody needs it.
+    /// The result of a norm, computed on first use.
     pub(crate) fn normalized(operations: &Operations, pending: PendingNorm<T>) -> Self {
         let len = pending.sizes.iter().product();
         let (array, rounded) = (OnceLock::new(), OnceLock::new());
@@ -133,19 +133,19 @@ impl<T: Float> Elements<T> {
         Elements { len, host: OnceLock::new(), device: OnceLock::from(device), source: None, pool: None }
     }
 
-    /// The norm that they are, as long as nobody needed its result.
+    /// The norm that produces these elements, if it has not been computed yet.
     pub(crate) fn pending_norm(&self, operations: &Operations) -> Option<&RowNorm> {
         let device =
             self.device.get().filter(|device| device.operations.is(operations) && device.array.get().is_none());
         device.and_then(|device| device.pending.as_ref()).map(|pending| &pending.norm)
     }
 
-    /// The device that they are on.
+    /// The device that holds them, if any.
     pub(crate) fn operations(&self) -> Option<&Operations> {
         self.device.get().map(|device| &device.operations)
     }
 
-    /// Number of elements. Unlike what [`Deref`] has, this copies none to the host.
+    /// Number of elements. Unlike the slice's `len` through [`Deref`], this copies nothing to the host.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -172,10 +172,11 @@ impl<T: Float> Elements<T> {
         })
     }
 
-    /// An array of them: of f32 for parameters and their like, or of activations. What is there already stays as it is.
+    /// The elements as a device array: of f32 for parameters and the like, or of activations. An array that already
+    /// exists keeps its type.
     pub(crate) fn array(&self, operations: &Operations, kind: Kind) -> Array {
         let device = self.device.get_or_init(|| OnDevice::new(operations, self.upload(operations, kind)));
-        // What is on another device goes through the host.
+        // Elements on another device are copied through the host.
         if device.operations.is(operations) { device.array().clone() } else { self.upload(operations, kind) }
     }
 
@@ -190,7 +191,7 @@ impl<T: Float> Elements<T> {
         }
     }
 
-    /// An array to write to; the copy on the host is dropped.
+    /// A device array to write to; the host copy is dropped.
     pub(crate) fn array_mut(&mut self, operations: &Operations, kind: Kind) -> Array {
         let array = self.array(operations, kind);
         if self.device.get().is_some_and(|device| !device.operations.is(operations)) {
@@ -200,7 +201,7 @@ impl<T: Float> Elements<T> {
         array
     }
 
-    /// Drops the copy on the host, because the array was written to.
+    /// Drops the host copy, because the array was written to.
     pub(crate) fn forget_host(&mut self) {
         self.source = None;
         if let (Some(host), Some(pool)) = (self.host.take(), &self.pool) {
@@ -208,8 +209,8 @@ impl<T: Float> Elements<T> {
         }
     }
 
-    /// The elements as activations, for products: a copy that is made on first use, unless the array has that type.
-    /// Whoever writes the array writes [that](Elements::rounded_copy) as well.
+    /// The elements in the activation type, for products: a copy made on first use, unless the array already has that
+    /// type. Code that writes the array must also update the [copy](Elements::rounded_copy).
     pub(crate) fn rounded(&self, operations: &Operations) -> Array {
         let array = self.array(operations, Kind::F32);
         if array.kind() == operations.activation_kind() {
@@ -226,20 +227,20 @@ impl<T: Float> Elements<T> {
         }
     }
 
-    /// The copy as activations, if there is one: whoever writes the array writes that as well, or
-    /// [drops](Elements::forget_rounded) it.
+    /// The copy in the activation type, if one exists. Code that writes the array must also update this copy or
+    /// [drop](Elements::forget_rounded) it.
     pub(crate) fn rounded_copy(&self) -> Option<Array> {
         self.device.get().and_then(|device| device.rounded.get()).cloned()
     }
 
-    /// Drops the copy as activations.
+    /// Drops the copy in the activation type.
     pub(crate) fn forget_rounded(&mut self) {
         if let Some(device) = self.device.get_mut() {
             device.rounded = OnceLock::new();
         }
     }
 
-    /// Puts them into an array of someone else's memory.
+    /// Moves them into an array whose memory someone else owns.
     pub(crate) fn move_to(&mut self, operations: &Operations, array: Array) {
         if let Some(device) = self.device.get().filter(|device| device.operations.is(operations)) {
             operations.copy(&array, device.array());
@@ -251,18 +252,18 @@ impl<T: Float> Elements<T> {
         self.replace(operations, array);
     }
 
-    /// Takes an array in their place.
+    /// Replaces them with an array.
     pub(crate) fn replace(&mut self, operations: &Operations, array: Array) {
         self.forget_host();
         self.device = OnceLock::from(OnDevice::new(operations, array));
     }
 
-    /// Whether they are a part of this array.
+    /// Whether they are a slice of this array.
     pub(crate) fn is_part_of(&self, array: &Array) -> bool {
         self.device.get().is_some_and(|device| device.array().is_part_of(array))
     }
 
-    /// Sets them to zero, on the side where they are.
+    /// Sets them to zero, on the side that holds them.
     pub(crate) fn clear(&mut self) {
         if let Some(device) = self.device.get() {
             device.operations.clear(device.array());
@@ -291,11 +292,11 @@ impl<T: Float> DerefMut for Elements<T> {
     }
 }
 
-/// Rows that one thread widens before another is worth starting.
+/// Fewest rows that justify another thread.
 const WIDENED_ALONE: usize = 256;
 
-/// The elements of a quantized matrix, by all threads of the CPU: not those of a pool, of which one may come here again
-/// while it waits.
+/// Widens a quantized matrix on all threads of the CPU. These are not the threads of a pool, because a pool thread that
+/// waits may steal a task that enters this function again.
 fn widened(matrix: &QuantizedMatrix) -> Vec<f32> {
     let mut widened = vec![0.0; matrix.rows() * matrix.width()];
     let each = matrix.rows().div_ceil(std::thread::available_parallelism().map_or(1, usize::from)).max(WIDENED_ALONE);

@@ -19,19 +19,19 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
     #[doc(hidden)]
     fn run(isa: Isa, arguments: Loop<'_, Self>);
 
-    /// From the f32 of a device.
+    /// Converts from the f32 of a device.
     #[doc(hidden)]
     fn from_floats(floats: Vec<f32>) -> Vec<Self> {
         floats.into_iter().map(|x| Self::of_f64(f64::from(x))).collect()
     }
 
-    /// As the f32 of a device.
+    /// Converts to the f32 of a device.
     #[doc(hidden)]
     fn to_floats(elements: &[Self]) -> Cow<'_, [f32]> {
         elements.iter().map(|x| x.to_f64() as f32).collect()
     }
 
-    /// The elements as f32, for writing, where that is what they are.
+    /// The elements as mutable f32, if this type is f32.
     #[doc(hidden)]
     fn as_floats_mut(_elements: &mut [Self]) -> Option<&mut [f32]> {
         None
@@ -41,7 +41,7 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
     #[doc(hidden)]
     const HAS_BF16_PRODUCTS: bool = false;
 
-    /// `C = A · B` in bf16 arithmetic; `false`, and `C` untouched, where this type or this CPU has none.
+    /// `C = A · B` in bf16 arithmetic; returns `false` and leaves `C` untouched if this type or this CPU has none.
     fn matmul_bf16(
         _isa: Isa,
         _c: &mut [Self],
@@ -54,8 +54,8 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         false
     }
 
-    /// `y [R, O] = x Wᵀ` for matrices in fewer bits that share the rows `x [R, width]`; `false`, and every `y`
-    /// untouched, where this type has no such product, or they are of several kinds.
+    /// `y [R, O] = x Wᵀ` for reduced-precision matrices that share the rows `x [R, width]`; returns `false` and leaves
+    /// every `y` untouched if this type has no such product, or the matrices are of different kinds.
     fn stored_products(
         _isa: Isa,
         _team: &Team,
@@ -66,7 +66,8 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         false
     }
 
-    /// The same for matrices and rows in 8 bits, finished; rows in twice 8 bits where `fine`.
+    /// The same with matrices and rows in 8 bits, and with each output's finish applied; if `fine`, rows are split into
+    /// two 8-bit parts.
     fn int8_products(
         _isa: Isa,
         _team: &Team,
@@ -78,7 +79,7 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         false
     }
 
-    /// The same for packed matrices of this type, finished.
+    /// The same for packed matrices of this type, with each output's finish applied.
     fn packed_products(
         _isa: Isa,
         _team: &Team,
@@ -88,8 +89,8 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
         false
     }
 
-    /// The same for one matrix and rows that are gathered when they are needed, in memory of
-    /// [this length](panels::block_len).
+    /// The same for one matrix and rows that are gathered on demand, into a buffer of [`block_len`](panels::block_len)
+    /// elements.
     fn gathered_products(
         _isa: Isa,
         _team: &Team,
@@ -199,7 +200,7 @@ impl Float for f32 {
     }
 }
 
-/// The same products without anything done to them.
+/// The outputs with an empty finish each.
 fn unfinished<'a, T>(
     outputs: Vec<(&'a PackedMatrix<T>, &'a mut [f32])>,
 ) -> Vec<(&'a PackedMatrix<T>, &'a mut [f32], Finish<'a>)> {

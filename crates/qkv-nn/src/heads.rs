@@ -1,4 +1,4 @@
-//! Rows `[B, L, H·D]` as heads `[B, H, L, D]`, and back.
+//! Conversion between rows `[B, L, H·D]` and heads `[B, H, L, D]`.
 
 use crate::float::Float;
 use crate::machine::Machine;
@@ -9,9 +9,9 @@ use qkv::{View, ViewMut};
 /// Number of query heads, and of the key/value heads that they share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
-    /// Of the queries, `Hq`.
+    /// Query heads, `Hq`.
     pub query: usize,
-    /// Of the keys and values, `Hk`.
+    /// Key/value heads, `Hk`.
     pub key: usize,
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn split_heads<T: Float>(tensor: &Tensor<T>, heads: usize) -> View<'_
         .expect("a tensor holds its shape")
 }
 
-/// [`split_heads`], for writing.
+/// [`split_heads`], mutable.
 pub(crate) fn split_heads_mut<T: Float>(tensor: &mut Tensor<T>, heads: usize) -> ViewMut<'_, T> {
     let &[batch, length, width] = tensor.shape() else { unreachable!("shaped as an input that was split") };
     let (shape, strides) = ([batch, heads, length, width / heads], head_strides(length, heads, width / heads));

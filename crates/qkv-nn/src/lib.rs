@@ -2,8 +2,8 @@
 //!
 //! It is not a framework: no general broadcasting, no einsum. An operation exists because a shipped model uses it; each
 //! has one forward pass, one backward pass and one gradient check. Only what the backward pass needs is saved, and
-//! memory is reused from step to step ([`Pool`]). On one machine the same seed gives the same bits, whatever the number
-//! of threads.
+//! memory is reused from step to step ([`Pool`]). On one machine the same seed gives the same bits for any number of
+//! threads.
 //!
 //! | module | owns |
 //! | --- | --- |
@@ -15,7 +15,7 @@
 //! | [`Adapter`] | low-rank adapters of frozen matrices (LoRA) |
 //! | [`AdamW`] | the optimizer |
 //!
-//! Letters of shapes: `B` sequences of `N` tokens (`M` in the memory of cross-attention), `C` width of the model, `H`
+//! Letters in shapes: `B` sequences of `N` tokens (`M` in the memory of cross-attention), `C` width of the model, `H`
 //! heads (`Hq` query, `Hk` key/value) of width `D`, `V` size of the vocabulary, `R` rows (all axes but the last
 //! together).
 //!

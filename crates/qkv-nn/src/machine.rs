@@ -1,4 +1,4 @@
-//! What computes: threads, instruction set and precision of matrix products, or a GPU.
+//! What a tape computes on: threads, instruction set and precision of matrix products, or a GPU.
 
 use crate::device::Device;
 use crate::float::Float;
@@ -17,10 +17,10 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// The tape's element type.
+    /// Products in the tape's element type.
     #[default]
     F32,
-    /// Operands rounded to bf16, accumulated in f32, on AMX or by `VDPBF16PS`; as `F32` on a CPU with neither.
+    /// Operands rounded to bf16, accumulated in f32, on AMX or with `VDPBF16PS`; same as `F32` on a CPU with neither.
     Bf16,
 }
 
@@ -34,21 +34,22 @@ pub struct Machine {
     packed: Mutex<PackBuffers>,
     team: OnceLock<Team>,
     usage: Mutex<Usage>,
-    /// The GPU that computes instead of the CPU.
+    /// The GPU that computes in place of the CPU.
     cuda: Option<Operations>,
     recompute_from: usize,
 }
 
-/// What inference spent its time on, and what it read: counters that only grow, of which differences tell.
+/// Time that inference spent and bytes that it read. The counters only grow; subtract two readings to measure an
+/// interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// Seconds of matrix products.
+    /// Seconds spent in matrix products.
     pub products: f64,
-    /// Bytes of matrices that products read, each time they did.
+    /// Bytes of matrices that products read, counted for every read.
     pub product_bytes: u64,
-    /// Seconds of attention to a cache.
+    /// Seconds spent in attention to a cache.
     pub attention: f64,
-    /// Bytes of keys and values that it read.
+    /// Bytes of keys and values that attention read.
     pub attention_bytes: u64,
 }
 
@@ -65,11 +66,11 @@ impl std::ops::Sub for Usage {
     }
 }
 
-/// Elements below which a task is not worth another thread.
+/// Smallest number of elements that justifies a separate task.
 const MIN_TASK: usize = 1 << 14;
 
 impl Machine {
-    /// With the best instruction set of this CPU and products in full precision.
+    /// A machine with the best instruction set of this CPU and products in full precision.
     pub fn new(threads: usize) -> Machine {
         Machine {
             threads: threads.max(1),
@@ -84,10 +85,11 @@ impl Machine {
         }
     }
 
-    /// On a device: `threads` of the CPU, or the first GPU, where `precision` is that of activations.
+    /// A machine on a device: `threads` threads of the CPU, or the first GPU, where `precision` is also that of
+    /// activations.
     ///
     /// # Errors
-    /// Where there is no GPU, or something that it needs is not installed.
+    /// If there is no GPU, or a library that it needs is not installed.
     pub fn on(device: Device, threads: usize, precision: Precision) -> Result<Machine, qkv_cuda::Error> {
         match device {
             Device::Cpu => Ok(Machine::new(threads).precision(precision)),
@@ -95,8 +97,8 @@ impl Machine {
         }
     }
 
-    /// On the GPU with this number, from 0; where there are fewer, counting starts again, so that processes may share
-    /// one.
+    /// A machine on the GPU with this index, from 0. Indexes beyond the last GPU wrap around, so that processes may
+    /// share one.
     ///
     /// # Errors
     /// As [`on`](Machine::on).
@@ -107,43 +109,44 @@ impl Machine {
         Ok(machine.on_cuda(Cuda::new(number)?.operations(dtype)?))
     }
 
-    /// With another precision of products.
+    /// Sets the precision of products.
     pub fn precision(mut self, precision: Precision) -> Machine {
         self.precision = precision;
         self
     }
 
-    /// With inference in 8 bits, or not: matrices and rows are rounded, each row with its own scale, and their products
-    /// are exact sums of integers. For parameters that are [packed](crate::Parameters::pack_for_inference), on a CPU.
+    /// Turns inference in 8 bits on or off: matrices and rows are rounded, each row with its own scale, and their
+    /// products are exact integer sums. It applies to parameters that are
+    /// [packed](crate::Parameters::pack_for_inference), on a CPU.
     pub fn int8(mut self, int8: bool) -> Machine {
         self.int8 = int8;
         self
     }
 
-    /// With a GPU, on which tapes of this machine compute. What it does not have is computed on the CPU.
+    /// Sets a GPU, on which tapes of this machine compute. Operations that it lacks run on the CPU.
     pub fn on_cuda(mut self, operations: Operations) -> Machine {
         self.cuda = Some(operations);
         self
     }
 
-    /// On a GPU, activations of at least this many elements are not kept for the backward pass where their input is:
-    /// they are computed again. Smaller ones would save little memory for the time.
+    /// On a GPU, activations of at least this many elements are recomputed in the backward pass if their input is saved
+    /// anyway. Recomputing smaller ones would save little memory for the time it costs.
     pub fn recompute_from(mut self, elements: usize) -> Machine {
         self.recompute_from = elements;
         self
     }
 
-    /// Whether an activation of this many elements is computed again.
+    /// Whether an activation of this many elements is recomputed.
     pub(crate) fn recomputes(&self, elements: usize) -> bool {
         elements >= self.recompute_from
     }
 
-    /// The GPU that computes instead of the CPU, if there is one.
+    /// The GPU that computes in place of the CPU, if there is one.
     pub fn cuda(&self) -> Option<&Operations> {
         self.cuda.as_ref()
     }
 
-    /// Waits for the GPU, if there is one, and reports its first failure: no memory, a lost device.
+    /// Waits for the GPU, if there is one, and reports its first failure, such as exhausted memory or a lost device.
     ///
     /// # Errors
     /// That failure.
@@ -151,7 +154,7 @@ impl Machine {
         self.cuda.as_ref().map_or(Ok(()), Operations::check)
     }
 
-    /// Reports the first failure of a device that is known, without waiting.
+    /// Reports the first device failure known so far, without waiting.
     ///
     /// # Errors
     /// That failure.
@@ -164,18 +167,19 @@ impl Machine {
         self.threads
     }
 
-    /// One thread with the same instruction set and precision, for work that is divided into whole batches.
+    /// A machine of one thread with the same instruction set and precision, for work that is parallel over whole
+    /// batches.
     pub fn single(&self) -> Machine {
         let Machine { isa, precision, int8, recompute_from, .. } = *self;
         Machine { isa, precision, int8, recompute_from, cuda: self.cuda.clone(), ..Machine::new(1) }
     }
 
-    /// What inference with this machine spent its time on so far.
+    /// Time and bytes of inference with this machine so far.
     pub fn usage(&self) -> Usage {
         *self.usage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Counts the seconds since `start`, and bytes, by `add(usage, seconds, bytes)`.
+    /// Passes the seconds since `start`, and `bytes`, to `add(usage, seconds, bytes)`.
     pub(crate) fn count(&self, start: Instant, bytes: usize, add: impl FnOnce(&mut Usage, f64, u64)) {
         let mut usage = self.usage.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         add(&mut usage, start.elapsed().as_secs_f64(), bytes as u64);
@@ -201,8 +205,8 @@ impl Machine {
         self.precision == Precision::Bf16 && T::HAS_BF16_PRODUCTS && has_bf16_products(self.isa)
     }
 
-    /// `C = A · B` or, with `add`, `C += A · B`. What is packed is multiplied [in bf16](Machine::multiplies_in_bf16)
-    /// alone.
+    /// `C = A · B` or, with `add`, `C += A · B`. Packed operands require products
+    /// [in bf16](Machine::multiplies_in_bf16).
     pub(crate) fn product<'a, T: Float>(
         &self,
         c: &mut [T],
@@ -212,7 +216,7 @@ impl Machine {
     ) {
         let b = b.into();
         if self.multiplies_in_bf16::<T>() {
-            // Who finds the memory in use, by another thread or by a product that this thread waits for, takes its own.
+            // If another thread, or a product that this thread waits for, uses the buffers, allocate separate ones.
             let (mut held, mut spare) = (self.packed.try_lock().ok(), PackBuffers::default());
             let packed = held.as_deref_mut().unwrap_or(&mut spare);
             if T::matmul_bf16(self.isa, c, a, b, add, packed, self.threads) {
@@ -223,7 +227,7 @@ impl Machine {
         matmul(c, a, b, add, self.threads);
     }
 
-    /// The team of threads for work of microseconds; its threads are started on first use.
+    /// The team of threads for tasks of microseconds; its threads start on first use.
     pub(crate) fn team(&self) -> &Team {
         self.team.get_or_init(|| Team::new(self.threads))
     }
@@ -233,13 +237,13 @@ impl Machine {
         T::run(self.isa, arguments.into());
     }
 
-    /// Rows of `width` elements in one task: a few tasks for each thread, none too small to be worth it.
+    /// Number of rows of `width` elements per task: a few tasks per thread, none too small to be worthwhile.
     pub(crate) fn rows_each(&self, rows: usize, width: usize) -> usize {
         let min = (MIN_TASK / width.max(1)).max(1);
         if self.threads == 1 { rows.max(1) } else { rows.div_ceil(4 * self.threads).max(min) }
     }
 
-    /// Runs `body` on every part, in parallel.
+    /// Runs `body` on every part in parallel.
     pub(crate) fn each<I: Send>(&self, parts: Vec<I>, body: impl Fn(usize, I) + Sync + Send) {
         if self.threads == 1 || parts.len() < 2 {
             parts.into_iter().enumerate().for_each(|(at, part)| body(at, part));
@@ -254,7 +258,7 @@ impl Machine {
         if width == 0 || rows.is_empty() {
             return;
         }
-        // A thread sums all rows of some columns.
+        // Each task sums all rows of some columns.
         let columns = width.div_ceil(self.threads).div_ceil(64) * 64;
         let parts: Vec<&mut [T]> = out.chunks_mut(columns).collect();
         self.each(parts, |at, out| self.run(AddColumns { rows, width, from: at * columns, out }));

@@ -4,7 +4,7 @@ use crate::float::Float;
 use crate::loops::MovingAverage;
 use crate::machine::Machine;
 
-/// Elements in one task.
+/// Elements per task.
 const CHUNK: usize = 1 << 13;
 
 /// Updates an exponential moving average of some elements: `own = decay · own + (1 − decay) · others`.

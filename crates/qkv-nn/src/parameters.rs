@@ -1,6 +1,6 @@
-//! Parameters. Each has a name, which is its name in the checkpoint, and a handle by which layers find it. Some may be
-//! frozen: they have no gradient and no moments. A frozen matrix may be stored only in fewer bits, as quantized blocks
-//! or 16-bit floats, and have a low-rank adapter that is trained in its place ([`Adapter`]).
+//! Parameters. Each has a name, under which the checkpoint stores it, and a handle by which layers refer to it. Frozen
+//! parameters have no gradient and no moments. A frozen matrix may be stored only at reduced precision, as quantized
+//! blocks or 16-bit floats, and may have a low-rank adapter that is trained in its place ([`Adapter`]).
 
 use crate::adapter::Adapter;
 use crate::elements::Elements;
@@ -29,14 +29,14 @@ use std::sync::{Arc, OnceLock};
 pub struct Param(usize);
 
 impl Param {
-    /// Its place in the order of the parameters.
+    /// Its index in the order of the parameters.
     pub fn index(self) -> usize {
         self.0
     }
 }
 
-/// Initialization of a parameter. It depends on the seed and the parameter's name alone, so that adding a layer changes
-/// no other.
+/// Initialization of a parameter. It depends only on the seed and the parameter's name, so adding a layer changes no
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// All 0: biases.
@@ -56,30 +56,30 @@ pub enum Init {
 struct Entry<T: Float> {
     name: String,
     shape: Vec<usize>,
-    /// Shared with clones until one of them writes; empty where the form in fewer bits alone is kept.
+    /// Shared with clones until one of them writes; empty if only the reduced-precision form is kept.
     data: Arc<Elements<T>>,
-    /// The quantized matrix of which `data` is the widened copy, where the file had one.
+    /// The quantized matrix of which `data` is the widened copy, if the file has one.
     quantized: Option<Arc<QuantizedMatrix>>,
-    /// The matrix in 16 bits of which `data` is the widened copy, where the file had one.
+    /// The 16-bit matrix of which `data` is the widened copy, if the file has one.
     half: Option<Arc<HalfMatrix>>,
-    /// The matrix packed for inference, on first use.
+    /// The matrix packed for inference; made on first use.
     packed: OnceLock<Arc<PackedMatrix<T>>>,
-    /// The matrix in 8 bits for inference, on first use; `None` where it cannot be rounded.
+    /// The matrix in 8 bits for inference; made on first use, `None` if it cannot be rounded.
     int8: OnceLock<Option<Arc<Int8Matrix>>>,
-    /// Whether rows that it is multiplied with in 8 bits are rounded in two parts.
+    /// Whether the rows of its 8-bit products are rounded in two parts.
     is_fine: bool,
-    /// The widened matrix in the memory of a device, where the form in fewer bits alone is kept, on first use there.
+    /// The widened matrix in device memory, if only the reduced-precision form is kept; made on first use there.
     widened: OnceLock<(Operations, Array)>,
-    /// The quantized matrix in the memory of a device, on first use there for inference.
+    /// The quantized matrix in device memory; made on first use there for inference.
     blocks: OnceLock<(Operations, BlockMatrix)>,
-    /// Factor of the learning rate; 0 where it is frozen.
+    /// Factor of the learning rate; 0 if frozen.
     rate: f64,
     /// The adapter of a matrix.
     adapter: Option<Adapter>,
 }
 
 impl<T: Float> Entry<T> {
-    /// Drops what was made from old elements.
+    /// Drops everything derived from the old elements.
     fn forget(&mut self) {
         (self.quantized, self.half, self.packed, self.int8) = (None, None, OnceLock::new(), OnceLock::new());
         (self.widened, self.blocks) = (OnceLock::new(), OnceLock::new());
@@ -90,7 +90,7 @@ impl<T: Float> Entry<T> {
         self.shape.iter().product()
     }
 
-    /// Its form in fewer bits, where it has one.
+    /// The reduced-precision form, if there is one.
     fn stored(&self) -> Option<StoredMatrix<'_>> {
         match (&self.quantized, self.half.as_deref()) {
             (Some(quantized), _) => Some(StoredMatrix::Quantized(quantized)),
@@ -100,14 +100,14 @@ impl<T: Float> Entry<T> {
         }
     }
 
-    /// That form, where it alone is kept.
+    /// Its reduced-precision form, if only that is kept.
     fn stored_alone(&self) -> Option<StoredMatrix<'_>> {
         self.stored().filter(|_| self.data.is_empty())
     }
 }
 
-/// A matrix `[O, I]` for products of many rows: its elements, a copy widened from its form in fewer bits, or that form
-/// itself, where products are in bf16 as it is.
+/// A matrix `[O, I]` for products of many rows: its elements, a copy widened from its reduced-precision form, or that
+/// form itself if both it and the products are in bf16.
 pub(crate) struct Matrix<'p, T: Float> {
     shape: [usize; 2],
     form: MatrixForm<'p, T>,
@@ -120,7 +120,7 @@ enum MatrixForm<'p, T: Float> {
 }
 
 impl<T: Float> Matrix<'_, T> {
-    /// The right side of `d_y W`.
+    /// The right operand of `d_y W`.
     pub fn operand(&self) -> RightOperand<'_, T> {
         match &self.form {
             MatrixForm::Dense(data) => self.rows(data).into(),
@@ -129,7 +129,7 @@ impl<T: Float> Matrix<'_, T> {
         }
     }
 
-    /// The right side of `x Wᵀ`.
+    /// The right operand of `x Wᵀ`.
     pub fn transposed(&self) -> RightOperand<'_, T> {
         match self.operand() {
             RightOperand::Rows(rows) => rows.transposed().into(),
@@ -143,10 +143,10 @@ impl<T: Float> Matrix<'_, T> {
     }
 }
 
-/// Rows that are widened by one thread are a multiple of this: whole panels of packed matrices.
+/// A thread widens a multiple of this many rows: whole panels of packed matrices.
 const WIDENED_TOGETHER: usize = 16;
 
-/// Named tensors, in the order in which they were added.
+/// Named tensors in insertion order.
 #[derive(Clone, Debug, Default)]
 pub struct Parameters<T: Float> {
     entries: Vec<Entry<T>>,
@@ -156,7 +156,7 @@ pub struct Parameters<T: Float> {
 }
 
 impl<T: Float> Parameters<T> {
-    /// Without parameters.
+    /// An empty set.
     pub fn new() -> Self {
         Parameters { entries: Vec::new(), names: HashMap::new(), packs: false }
     }
@@ -164,7 +164,7 @@ impl<T: Float> Parameters<T> {
     /// Adds a parameter.
     ///
     /// # Panics
-    /// Where the name is taken.
+    /// If the name is already taken.
     pub fn add(&mut self, name: &str, shape: &[usize], init: Init, seed: u64) -> Param {
         let data = Arc::new(initial(name, shape, init, seed).into());
         let at = self.entries.len();
@@ -178,17 +178,17 @@ impl<T: Float> Parameters<T> {
         Param(at)
     }
 
-    /// Draws a parameter again, by another initialization.
+    /// Redraws a parameter with another initialization.
     pub fn redraw(&mut self, param: Param, init: Init, seed: u64) {
         let Entry { name, shape, .. } = &self.entries[param.0];
         let data = initial(name, shape, init, seed);
         self.get_mut(param).copy_from_slice(&data);
     }
 
-    /// Sets the number of rows of a matrix: new ones, at the end, are copies of `row`.
+    /// Sets the number of rows of a matrix; new rows, at the end, are copies of `row`.
     ///
     /// # Panics
-    /// Where it is no matrix of rows of that length.
+    /// If the parameter is not a matrix with rows of that length.
     pub fn set_rows(&mut self, param: Param, rows: usize, row: &[T]) {
         let entry = &mut self.entries[param.0];
         assert!(entry.shape.len() == 2 && entry.shape[1] == row.len(), "rows of `{}`", entry.name);
@@ -210,22 +210,22 @@ impl<T: Float> Parameters<T> {
         self.entries[param.0].rate = rate;
     }
 
-    /// The factor of its learning rate.
+    /// The factor of a parameter's learning rate.
     pub fn rate(&self, param: Param) -> f64 {
         self.entries[param.0].rate
     }
 
-    /// Whether it is trained.
+    /// Whether a parameter is trained.
     pub fn is_trained(&self, param: Param) -> bool {
         self.entries[param.0].rate != 0.0
     }
 
-    /// Those that are trained, in order.
+    /// The trained parameters, in order.
     pub fn trained(&self) -> impl Iterator<Item = Param> + '_ {
         self.all().filter(|&param| self.is_trained(param))
     }
 
-    /// Number of elements that are trained.
+    /// Number of trained elements.
     pub fn trained_count(&self) -> usize {
         self.trained().map(|param| self.entries[param.0].count()).sum()
     }
@@ -240,8 +240,8 @@ impl<T: Float> Parameters<T> {
         self.entries[param.0].adapter = adapter;
     }
 
-    /// Drops the f32 values of a matrix that is also stored in fewer bits, and freezes it. From then on
-    /// [`get`](Parameters::get) does not work for it; [`values`](Parameters::values) works for every matrix.
+    /// Drops the f32 values of a matrix that also has a reduced-precision form, and freezes it. From then on
+    /// [`get`](Parameters::get) returns no elements for it; [`values`](Parameters::values) works for every matrix.
     pub fn keep_stored(&mut self, param: Param) {
         let entry = &mut self.entries[param.0];
         if entry.stored().is_some() {
@@ -249,7 +249,7 @@ impl<T: Float> Parameters<T> {
         }
     }
 
-    /// Its elements, widened where there is the form in fewer bits alone.
+    /// The elements of a parameter, widened if only the reduced-precision form is kept.
     pub fn values(&self, param: Param) -> Cow<'_, [T]> {
         let entry = &self.entries[param.0];
         let Some(stored) = entry.stored_alone() else { return Cow::Borrowed(&entry.data) };
@@ -258,10 +258,10 @@ impl<T: Float> Parameters<T> {
         Cow::Owned(T::from_floats(values))
     }
 
-    /// A matrix for a product of many rows: in place, or widened into the pool's memory.
+    /// A matrix for a product of many rows: borrowed, or widened into the pool's memory.
     ///
     /// # Panics
-    /// Where it is no matrix.
+    /// If the parameter is not a matrix.
     pub(crate) fn matrix(&self, param: Param, pool: &Pool<T>, machine: &Machine) -> Matrix<'_, T> {
         let entry = &self.entries[param.0];
         let &[rows, columns] = &entry.shape[..] else { panic!("`{}` is no matrix", entry.name) };
@@ -291,13 +291,13 @@ impl<T: Float> Parameters<T> {
         widened
     }
 
-    /// Its elements in device memory, f32.
+    /// The elements of a parameter in device memory, f32.
     pub(crate) fn array(&self, param: Param, operations: &Operations) -> Array {
         self.entries[param.0].data.array(operations, Kind::F32)
     }
 
-    /// Its elements in device memory for a product, as activations; where there is the form in fewer bits alone, they
-    /// are widened on first use and stay there.
+    /// The elements of a parameter in device memory for a product, in the activation type. If only the
+    /// reduced-precision form is kept, they are widened on first use and stay on the device.
     pub(crate) fn rounded_array(&self, param: Param, operations: &Operations) -> Array {
         let entry = &self.entries[param.0];
         if entry.stored_alone().is_none() {
@@ -308,8 +308,8 @@ impl<T: Float> Parameters<T> {
         if device.is(operations) { array.clone() } else { upload() }
     }
 
-    /// A matrix in device memory for a product in inference: in its quantized blocks, where it has them, which are
-    /// packed on first use and stay there.
+    /// A matrix in device memory for a product in inference: its quantized blocks if it has them, packed on first use
+    /// and kept on the device.
     pub(crate) fn device_matrix(&self, param: Param, operations: &Operations) -> DeviceMatrix {
         let entry = &self.entries[param.0];
         let Some(quantized) = &entry.quantized else {
@@ -320,8 +320,7 @@ impl<T: Float> Parameters<T> {
         DeviceMatrix::Blocks(if device.is(operations) { blocks.clone() } else { upload() })
     }
 
-    /// A table of embeddings in device memory for inference: in its quantized blocks, where it has them, otherwise in
-    /// f32.
+    /// An embedding table in device memory for inference: its quantized blocks if it has them, otherwise f32.
     pub(crate) fn device_table(&self, param: Param, operations: &Operations) -> DeviceMatrix {
         match self.has_quantized(param) {
             true => self.device_matrix(param, operations),
@@ -329,7 +328,8 @@ impl<T: Float> Parameters<T> {
         }
     }
 
-    /// Its elements in device memory, for writing: f32, and the copy for products that has to follow.
+    /// The elements of a parameter in device memory, mutable: in f32, and the copy for products, which the caller must
+    /// update too.
     pub(crate) fn arrays_mut(&mut self, param: Param, operations: &Operations) -> (Array, Option<Array>) {
         let entry = &mut self.entries[param.0];
         entry.data.array(operations, Kind::F32);
@@ -343,12 +343,12 @@ impl<T: Float> Parameters<T> {
         self.names.get(name).copied().map(Param)
     }
 
-    /// Its elements; none where [the form in fewer bits alone](Parameters::keep_stored) is kept.
+    /// The elements of a parameter; empty if [only the reduced-precision form](Parameters::keep_stored) is kept.
     pub fn get(&self, param: Param) -> &[T] {
         &self.entries[param.0].data
     }
 
-    /// Its elements, for writing; a form of the old ones in fewer bits is dropped.
+    /// The elements of a parameter, mutable; a reduced-precision form of the old ones is dropped.
     pub fn get_mut(&mut self, param: Param) -> &mut [T] {
         let widened = self.entries[param.0].data.is_empty().then(|| self.values(param).into_owned());
         let entry = &mut self.entries[param.0];
@@ -359,10 +359,10 @@ impl<T: Float> Parameters<T> {
         &mut Arc::make_mut(&mut entry.data)[..]
     }
 
-    /// Takes over values that were read, without copying them.
+    /// Sets the elements of a parameter, without copying them.
     ///
     /// # Panics
-    /// Where there are more or fewer than the parameter has.
+    /// If the number of values does not match the parameter's shape.
     pub fn set(&mut self, param: Param, values: Vec<T>) {
         let entry = &mut self.entries[param.0];
         assert_eq!(values.len(), entry.shape.iter().product::<usize>(), "`{}`", entry.name);
@@ -370,11 +370,11 @@ impl<T: Float> Parameters<T> {
         entry.data = Arc::new(values.into());
     }
 
-    /// Takes over a quantized matrix: products with few rows read it, which is faster. Its elements are widened when
-    /// somebody needs them.
+    /// Sets a parameter to a quantized matrix, which products with few rows read directly because that is faster. Its
+    /// elements are widened on first use.
     ///
     /// # Panics
-    /// Where the shapes differ.
+    /// If the shapes differ.
     pub fn set_quantized(&mut self, param: Param, quantized: QuantizedMatrix) {
         let entry = &mut self.entries[param.0];
         assert_eq!(entry.shape, [quantized.rows(), quantized.width()], "`{}`", entry.name);
@@ -383,15 +383,15 @@ impl<T: Float> Parameters<T> {
         (entry.data, entry.quantized) = (Arc::new(Elements::quantized(&quantized)), Some(quantized));
     }
 
-    /// Whether it has a quantized form.
+    /// Whether a parameter has a quantized form.
     pub fn has_quantized(&self, param: Param) -> bool {
         self.entries[param.0].quantized.is_some()
     }
 
-    /// Attaches a matrix in 16 bits with the same values: products with few rows read it, which is faster.
+    /// Attaches a 16-bit matrix with the same values, which products with few rows read because that is faster.
     ///
     /// # Panics
-    /// Where the shapes differ.
+    /// If the shapes differ.
     pub fn set_half(&mut self, param: Param, half: HalfMatrix) {
         let entry = &mut self.entries[param.0];
         let shape = match &half {
@@ -402,23 +402,23 @@ impl<T: Float> Parameters<T> {
         entry.half = Some(Arc::new(half));
     }
 
-    /// Its form in fewer bits, where it has one.
+    /// The reduced-precision form, if there is one.
     pub(crate) fn stored(&self, param: Param) -> Option<StoredMatrix<'_>> {
         self.entries[param.0].stored()
     }
 
-    /// Whether it has a form in fewer bits.
+    /// Whether a parameter has a reduced-precision form.
     pub fn has_stored(&self, param: Param) -> bool {
         self.stored(param).is_some()
     }
 
-    /// From now on inference packs each matrix when it is first used and keeps the packed copy: products then start at
-    /// once, and a row's result does not depend on the rows beside it, bit for bit.
+    /// Makes inference pack each matrix on first use and keep the packed copy. Later products skip packing, and a row's
+    /// result does not depend, bit for bit, on the rows beside it.
     pub fn pack_for_inference(&mut self) {
         self.packs = true;
     }
 
-    /// A matrix packed for inference, where there is no form of it in fewer bits.
+    /// A matrix packed for inference; `None` if it has a reduced-precision form or packing is off.
     pub(crate) fn packed(&self, param: Param) -> Option<&PackedMatrix<T>> {
         let entry = &self.entries[param.0];
         let &[_, width] = &entry.shape[..] else { return None };
@@ -428,18 +428,18 @@ impl<T: Float> Parameters<T> {
         Some(entry.packed.get_or_init(|| Arc::new(PackedMatrix::new(&entry.data, width))))
     }
 
-    /// Rows that this matrix is multiplied with in 8 bits are rounded in two parts from now on: for products whose
-    /// error weighs most, those of activations with a few large elements, and logits.
+    /// Makes 8-bit products with this matrix round their rows in two parts. This is for products whose error matters
+    /// most: those of activations with a few large elements, and logits.
     pub fn round_finely(&mut self, param: Param) {
         self.entries[param.0].is_fine = true;
     }
 
-    /// Whether rows are rounded in two parts.
+    /// Whether 8-bit products with this matrix round their rows in two parts.
     pub(crate) fn is_fine(&self, param: Param) -> bool {
         self.entries[param.0].is_fine
     }
 
-    /// A matrix rounded to 8 bits for inference; `None` where there is a form of it in fewer bits than `f32`, or it
+    /// A matrix rounded to 8 bits for inference; `None` if it has a reduced-precision form, packing is off, or it
     /// cannot be rounded.
     pub(crate) fn int8(&self, param: Param) -> Option<&Int8Matrix> {
         let entry = &self.entries[param.0];
@@ -451,17 +451,17 @@ impl<T: Float> Parameters<T> {
         entry.int8.get_or_init(round).as_deref()
     }
 
-    /// Its shape.
+    /// The shape of a parameter.
     pub fn shape(&self, param: Param) -> &[usize] {
         &self.entries[param.0].shape
     }
 
-    /// Its name.
+    /// The name of a parameter.
     pub fn name(&self, param: Param) -> &str {
         &self.entries[param.0].name
     }
 
-    /// All of them, in order.
+    /// All parameters, in order.
     pub fn all(&self) -> impl Iterator<Item = Param> + use<T> {
         (0..self.entries.len()).map(Param)
     }
@@ -474,7 +474,7 @@ impl<T: Float> Parameters<T> {
     /// Updates an exponential moving average of `others`: `self = decay · self + (1 − decay) · others`.
     ///
     /// # Panics
-    /// Where the shapes differ.
+    /// If the shapes differ.
     pub fn average(&mut self, others: &Parameters<T>, decay: f64, machine: &Machine) {
         if let Some(operations) = machine.cuda() {
             for param in others.trained().collect::<Vec<_>>() {
@@ -485,7 +485,7 @@ impl<T: Float> Parameters<T> {
             return;
         }
         let (decay, rest) = (T::of_f64(decay), T::of_f64(1.0 - decay));
-        // What is frozen is the same in both.
+        // Frozen parameters are the same in both.
         let entries = self.entries.iter_mut().zip(&others.entries).filter(|(_, other)| other.rate != 0.0);
         let parts = entries.flat_map(|(own, other)| {
             assert_eq!(own.shape, other.shape, "`{}`", own.name);
@@ -496,7 +496,7 @@ impl<T: Float> Parameters<T> {
         machine.each(parts, |_, (own, other): (&mut [T], &[T])| machine.run(MovingAverage { own, other, decay, rest }));
     }
 
-    /// Converted to another element type.
+    /// The parameters converted to another element type.
     pub fn rounded<U: Float>(&self) -> Parameters<U> {
         let round = |x: &T| U::of_f64(x.to_f64());
         let entry = |(at, entry): (usize, &Entry<T>)| Entry {
@@ -550,31 +550,32 @@ fn initial<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<
 #[derive(Clone, Debug)]
 pub struct Gradients<T: Float> {
     sums: Vec<Elements<T>>,
-    /// The device memory of all of them, one behind the other, and where each begins.
+    /// The device memory of all gradients, concatenated, and the offset of each.
     flat: Option<(Array, Vec<usize>)>,
 }
 
-/// Elements whose squares are summed together: the order of a norm does not depend on the threads.
+/// Elements whose squares are summed together. The fixed block size makes the order of a norm's sum independent of the
+/// threads.
 const BLOCK: usize = 1 << 13;
 
 impl<T: Float> Gradients<T> {
-    /// Zeros in the shapes of the parameters that are trained.
+    /// Zero gradients for the trained parameters.
     pub fn of(parameters: &Parameters<T>) -> Self {
         let zeros = |entry: &Entry<T>| Elements::zeros(if entry.rate == 0.0 { 0 } else { entry.count() });
         Gradients { sums: parameters.entries.iter().map(zeros).collect(), flat: None }
     }
 
-    /// The gradient of one parameter; empty where it is frozen.
+    /// The gradient of one parameter; empty if it is frozen.
     pub fn get(&self, param: Param) -> &[T] {
         &self.sums[param.0]
     }
 
-    /// The gradient of one parameter, to be added to; `None` where it is frozen.
+    /// The gradient of one parameter, to add to; `None` if it is frozen.
     pub(crate) fn sum(&mut self, param: Param) -> Option<&mut [T]> {
         Some(&mut self.sums[param.0]).filter(|sum| !sum.is_empty()).map(|sum| &mut sum[..])
     }
 
-    /// The gradient of one parameter in device memory, to be added to; `None` where it is frozen.
+    /// The gradient of one parameter in device memory, to add to; `None` if it is frozen.
     pub(crate) fn array(&mut self, param: Param, operations: &Operations) -> Option<Array> {
         let (flat, starts) = self.flat.get_or_insert_with(|| {
             let mut total = 0;
@@ -589,7 +590,7 @@ impl<T: Float> Gradients<T> {
         if sum.is_empty() {
             return None;
         }
-        // Not there yet, or written by the host, as sums over ranks are.
+        // Not on the device yet, or written by the host, as sums over ranks are.
         if !sum.is_part_of(flat) {
             let start = starts[param.0];
             sum.move_to(operations, flat.slice(start..start + sum.len()));
@@ -597,12 +598,12 @@ impl<T: Float> Gradients<T> {
         Some(sum.array_mut(operations, Kind::F32))
     }
 
-    /// The gradient of one parameter, for writing; empty where it is frozen.
+    /// The gradient of one parameter, mutable; empty if it is frozen.
     pub fn get_mut(&mut self, param: Param) -> &mut [T] {
         &mut self.sums[param.0]
     }
 
-    /// Adds other gradients of the same parameters.
+    /// Adds the gradients of another set for the same parameters.
     pub fn add(&mut self, others: &Gradients<T>, machine: &Machine) {
         if let Some(operations) = machine.cuda() {
             let pairs = self.sums.iter_mut().zip(&others.sums).filter(|(sum, _)| !sum.is_empty());
@@ -631,14 +632,14 @@ impl<T: Float> Gradients<T> {
         machine.each(parts, |_, part: &mut [T]| part.fill(T::ZERO));
     }
 
-    /// The global L2 norm, of all gradients as one vector.
+    /// The L2 norm of all gradients as one vector.
     pub fn norm(&self, machine: &Machine) -> f64 {
         let blocks = self.sums.iter().flat_map(|sums| sums.chunks(BLOCK)).collect();
         Gradients::squares(blocks, machine).iter().sum::<f64>().sqrt()
     }
 
-    /// The sums of squares of some elements of a parameter's gradient, one for each [`BLOCK`](Gradients::BLOCK) of
-    /// them. The [norm](Gradients::norm) is the root of their sum over all parameters, in their order.
+    /// The sums of squares of some elements of a parameter's gradient, one per [`BLOCK`](Gradients::BLOCK) elements.
+    /// The [norm](Gradients::norm) is the square root of their sum over all parameters, in order.
     pub fn squares_of(&self, param: Param, range: Range<usize>, machine: &Machine) -> Vec<f64> {
         Gradients::squares(self.get(param)[range].chunks(BLOCK).collect(), machine)
     }
@@ -659,7 +660,7 @@ impl<T: Float> Gradients<T> {
     }
 }
 
-/// Elements from one gradient to the next: each begins at a multiple of 256 bytes.
+/// Length of a gradient with padding, so that the next one begins at a multiple of 256 bytes.
 fn padded(len: usize) -> usize {
     len.next_multiple_of(64)
 }

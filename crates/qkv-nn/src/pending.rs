@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A number, or a few, on their way from a device. Reading them waits for the work that came before they were asked
-/// for, and not for what was submitted since: so the host can prepare the next step meanwhile.
+/// A few numbers in flight from a device. Reading them waits for work submitted before the transfer, not for work
+/// submitted since, so the host can prepare the next step in the meantime.
 pub struct Pending<T>(State<T>);
 
 enum State<T> {
@@ -12,7 +12,7 @@ enum State<T> {
 }
 
 impl<T> Pending<T> {
-    /// What `read` returns, which may wait.
+    /// A result that `read`, which may block, returns.
     pub(crate) fn later(read: impl FnOnce() -> T + Send + 'static) -> Pending<T> {
         Pending(State::Later(Box::new(read)))
     }

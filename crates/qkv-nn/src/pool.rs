@@ -1,4 +1,4 @@
-//! A pool of buffers: the memory of a dropped tensor serves the next one of about its size.
+//! A pool of buffers: the memory of a dropped tensor is reused for the next one of about its size.
 
 use crate::float::Float;
 use qkv_simd::huge_pages::advise_huge_pages;
@@ -18,8 +18,8 @@ struct PoolState<T> {
     peak: usize,
 }
 
-/// A pool of buffers, shared by its clones. Batches of many shapes would each leave buffers behind, so its total is
-/// limited to the peak use and a quarter.
+/// A pool of buffers, shared by its clones. Because batches of many shapes would each leave buffers behind, the pool's
+/// total size is limited to the peak use plus a quarter.
 #[derive(Clone)]
 pub struct Pool<T> {
     state: Arc<Mutex<PoolState<T>>>,
@@ -31,7 +31,7 @@ impl<T> Default for Pool<T> {
     }
 }
 
-/// The total is limited to the peak use plus one part in `SPARE`.
+/// The total size is limited to the peak use plus one `SPARE`th of it.
 const SPARE: usize = 4;
 
 impl<T> fmt::Debug for Pool<T> {
@@ -70,7 +70,7 @@ impl<T> Pool<T> {
 }
 
 impl<T> PoolState<T> {
-    /// A free buffer with a length in this range.
+    /// Takes a free buffer whose length is in this range.
     fn take(&mut self, lengths: RangeInclusive<usize>) -> Option<Vec<T>> {
         let (&len, buffers) = self.free.range_mut(lengths).next()?;
         let buffer = buffers.pop().expect("no empty list is kept");
@@ -82,15 +82,15 @@ impl<T> PoolState<T> {
     }
 }
 
-/// `len` rounded up to one of eight sizes between two powers of two, so that batches of slightly different shapes share
-/// their memory.
+/// `len` rounded up to one of eight sizes per power of two, so that batches of slightly different shapes share their
+/// memory.
 fn class(len: usize) -> usize {
     let step = (len.next_power_of_two() / 16).max(64);
     len.div_ceil(step) * step
 }
 
 impl<T: Float> Pool<T> {
-    /// At least `len` elements with arbitrary values.
+    /// Takes a buffer of at least `len` elements with arbitrary values.
     pub(crate) fn take(&self, len: usize) -> Vec<T> {
         let len = class(len);
         let mut state = self.state();
@@ -101,7 +101,7 @@ impl<T: Float> Pool<T> {
         if let Some(buffer) = found {
             return buffer;
         }
-        // Before allocating more, free buffers of shapes that may not come again.
+        // Before allocating more, free buffers of shapes that may not occur again.
         let mut freed = Vec::new();
         while state.used + state.free_len > state.peak + state.peak / SPARE {
             let Some(largest) = state.free.keys().next_back().copied() else { break };

@@ -1,6 +1,6 @@
-//! Gradient checkpointing (Chen et al. 2016, arXiv:1604.06174): of a segment of the model only the input is saved; its
-//! operations are computed again in the backward pass, with the same dropout. Memory for the price of a second forward
-//! pass.
+//! Gradient checkpointing (Chen et al. 2016, arXiv:1604.06174): only the input of a segment of the model is saved; its
+//! operations are recomputed in the backward pass, with the same dropout. It saves memory at the price of a second
+//! forward pass.
 
 use crate::context::SharedContext;
 use crate::float::Float;
@@ -16,7 +16,7 @@ struct RecomputeBackward<T: Float> {
     x: Option<usize>,
     input: Tensor<T>,
     segment: Segment<T>,
-    /// Where the random draws of the segment start.
+    /// The state of the random draws at the start of the segment.
     stream: (u64, u64),
     noise: bool,
     share: f64,
@@ -25,10 +25,10 @@ struct RecomputeBackward<T: Float> {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// Runs a segment and saves its input alone.
+    /// Runs a segment and saves only its input.
     ///
     /// # Errors
-    /// Those of the segment.
+    /// Any error of the segment.
     pub fn recomputed(
         &mut self,
         x: Var<T>,

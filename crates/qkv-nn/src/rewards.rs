@@ -1,4 +1,4 @@
-//! How the choices of hard attention are trained, and what they led to.
+//! How the choices of hard attention are trained, and the rewards they earned.
 
 use crate::float::Float;
 
@@ -7,25 +7,24 @@ use crate::float::Float;
 pub struct Reinforce {
     /// The weight of the estimate.
     pub weight: f64,
-    /// The share of sequences whose attention is soft instead.
+    /// The fraction of sequences whose attention is soft instead.
     pub expected: f64,
-    /// The log-likelihood of a target that is to be expected, a mean of those before: see
-    /// [`Tape::reward`](crate::Tape::reward).
+    /// The expected log-likelihood of a target, a mean over earlier ones: see [`Tape::reward`](crate::Tape::reward).
     pub baseline: f64,
 }
 
-/// What the choices of each sequence led to.
+/// The rewards of each sequence's choices.
 #[derive(Clone, Debug)]
 pub(crate) struct Rewards {
     /// Factors of the log-probabilities, `[B]`.
     pub factors: Vec<f64>,
-    /// The choices of each sequence that count, `[B]`: those before its padding.
+    /// Number of choices of each sequence that count, `[B]`: those before its padding.
     pub lengths: Vec<usize>,
 }
 
 impl Rewards {
-    /// The gradient of the loss with respect to the log-probability of each choice, `[B, Hq, N]`; the first is at step
-    /// `start`.
+    /// The gradient of the loss with respect to the log-probability of each choice, `[B, Hq, N]`; the first query is at
+    /// step `start`.
     pub fn gradients<T: Float>(&self, drawn: &[bool], heads: usize, length: usize, start: usize) -> Vec<T> {
         let row = |at: usize| {
             let (b, i) = (at / (heads * length), at % length);

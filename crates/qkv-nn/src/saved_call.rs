@@ -8,12 +8,12 @@ use crate::tensor::Tensor;
 use qkv::{Attention, Inputs, Source, View};
 use std::sync::Arc;
 
-/// The trained parameters of a score. Each is present exactly where the description needs it.
+/// The trained parameters of a score. Each is present if and only if the description needs it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScoreParameters {
     /// The general score's matrix, `[D, Dk]`.
     pub w: Option<Param>,
-    /// The additive score's vector, `[A]`; queries and keys count as projected.
+    /// The additive score's vector, `[A]`; queries and keys are assumed to be projected already.
     pub v: Option<Param>,
     /// The learned scale, `[1]`.
     pub scale: Option<Param>,
@@ -31,14 +31,14 @@ pub(crate) struct SavedCall<T: Float> {
     pub(crate) key_lengths: Option<Arc<[usize]>>,
     pub(crate) positions: Option<Vec<i64>>,
     pub(crate) segments: Option<Arc<[i32]>>,
-    /// Of dropout or of a sampled choice.
+    /// The seed of dropout or of a sampled choice.
     pub(crate) seed: Option<u64>,
     pub(crate) q: Tensor<T>,
     pub(crate) k: Tensor<T>,
     pub(crate) v: Tensor<T>,
     pub(crate) center: Option<Tensor<T>>,
     pub(crate) buckets: Option<[qkv::Tensor<i32, 4>; 2]>,
-    /// Where it is computed together with other tapes.
+    /// Present if the call is computed jointly with other tapes.
     pub(crate) context: Option<SharedContext<T>>,
 }
 
@@ -48,7 +48,7 @@ impl<T: Float> SavedCall<T> {
         self.inputs_over(parameters, [split_heads(&self.q, self.heads.query), k, v])
     }
 
-    /// With other queries, keys and values: some of the sequences.
+    /// The inputs with other queries, keys and values, such as those of some of the sequences.
     pub(crate) fn inputs_over<'c>(
         &'c self,
         parameters: &'c Parameters<T>,
@@ -57,7 +57,7 @@ impl<T: Float> SavedCall<T> {
         self.inputs_from(parameters, q, k.into(), v.into())
     }
 
-    /// With keys and values that lie in rows or pages.
+    /// The inputs with keys and values stored in rows or pages.
     pub(crate) fn inputs_from<'c>(
         &'c self,
         parameters: &'c Parameters<T>,

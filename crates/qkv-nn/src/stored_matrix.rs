@@ -1,4 +1,5 @@
-//! Matrices as files store them, in fewer bits than `f32`: quantized blocks, bf16 and f16; and as a device has them.
+//! Matrices as files store them, in fewer bits than `f32` (quantized blocks, bf16 and f16), and as a device stores
+//! them.
 
 use half::{bf16, f16};
 use qkv_cuda::operations::{Array, BlockMatrix, MatrixRef};
@@ -36,7 +37,7 @@ impl StoredMatrix<'_> {
         }
     }
 
-    /// Elements of a row.
+    /// Elements per row.
     pub(crate) fn width(&self) -> usize {
         match self {
             StoredMatrix::Quantized(matrix) => matrix.width(),
@@ -65,7 +66,7 @@ pub(crate) enum DeviceMatrix {
 }
 
 impl DeviceMatrix {
-    /// For a product.
+    /// The matrix as an operand of a product.
     pub(crate) fn as_ref(&self) -> MatrixRef<'_> {
         match self {
             DeviceMatrix::Elements(array) => MatrixRef::Elements(array),

@@ -1,5 +1,5 @@
-//! The tape: the operations of a pass in order, and the backward pass over them. Its methods, one family a file in
-//! `ops/`, are the operations.
+//! The tape: the operations of a pass in order, and the backward pass over them. The operations are its methods, one
+//! family per file in `ops/`.
 
 use crate::activation_source::ActivationSource;
 use crate::captured::Captured;
@@ -16,14 +16,14 @@ use qkv_cuda::operations::{Array, Kind, Operations};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A value on the tape. Its memory is freed with the last clone, unless an operation saves it for the backward pass:
-/// drop values as soon as they are used.
+/// A value on the tape. Its memory is freed with the last clone, unless an operation saves it for the backward pass, so
+/// drop values as soon as they have been used.
 #[derive(Clone, Debug)]
 pub struct Var<T: Float> {
-    /// Where its gradient is accumulated; `None` for constants.
+    /// The slot in which its gradient is accumulated; `None` for constants.
     pub(crate) slot: Option<usize>,
     pub(crate) value: Tensor<T>,
-    /// What it can be computed from again, where that is saved anyway.
+    /// What it can be recomputed from, if that is saved anyway.
     pub(crate) source: Option<Arc<ActivationSource<T>>>,
 }
 
@@ -38,21 +38,21 @@ impl<T: Float> Var<T> {
         self.value.shape()
     }
 
-    /// The same numbers in another shape.
+    /// The same elements in another shape.
     ///
     /// # Panics
-    /// Where the shape has another number of elements.
+    /// If the shape has another number of elements.
     pub fn reshaped(self, shape: &[usize]) -> Self {
         Var { value: self.value.reshaped(shape), ..self }
     }
 }
 
-/// The backward pass of one operation: what it saved, and where its inputs' gradients go.
+/// The backward pass of one operation: the values it saved, and the slots of its inputs' gradients.
 pub(crate) trait Backward<T: Float>: Send {
     /// Consumes the gradient of the output and adds to those of the inputs.
     fn backward(self: Box<Self>, upstream: Tensor<T>, context: &mut BackwardContext<'_, T>);
 
-    /// The parameters whose gradients it adds to; `None` where that is known only while it runs.
+    /// The parameters whose gradients it adds to; `None` if they are known only while it runs.
     fn parameters(&self) -> Option<Vec<Param>> {
         Some(Vec::new())
     }
@@ -64,7 +64,7 @@ struct Node<T: Float> {
     operation: Box<dyn Backward<T>>,
 }
 
-/// Penalties on attention that a device may still be adding up. Reading them waits.
+/// Penalties on attention that a device may still be summing. Reading them blocks until they are complete.
 #[derive(Clone, Debug, Default)]
 pub struct PendingPenalty {
     known: f64,
@@ -77,7 +77,7 @@ impl PendingPenalty {
         self.fetch().read()
     }
 
-    /// Begins to copy their sum to the host, as it is after the work so far.
+    /// Starts copying to the host their sum after the work submitted so far.
     pub fn fetch(&self) -> Pending<f64> {
         let known = self.known;
         let Some((operations, totals)) = &self.on_device else { return known.into() };
@@ -105,26 +105,26 @@ pub struct Tape<'a, T: Float> {
     seed: u64,
     streams: u64,
     penalty: PendingPenalty,
-    /// The factor of penalties: what this tape is of a step.
+    /// The factor of penalties: this tape's share of a step.
     share: f64,
-    /// Where guides lead queries, `[B, N]`: the diagonal where there are none.
+    /// The places to which guides lead queries, `[B, N]`; `None` for the diagonal.
     led_places: Option<Vec<f32>>,
-    /// How choices are trained, whether one was made, and what they led to.
+    /// How choices are trained, whether one was made, and the rewards they earned.
     pub(crate) reinforce: Option<Reinforce>,
     pub(crate) chosen: bool,
     pub(crate) rewards: Option<Rewards>,
     noise: bool,
-    /// Whether layers are computed again in the backward pass.
+    /// Whether layers are recomputed in the backward pass.
     recompute: bool,
-    /// Whether this is the forward pass of a segment that is computed again for its backward pass.
+    /// Whether this is the forward pass of a segment that will be recomputed for its backward pass.
     suspended: bool,
     capture: Capture,
     pub(crate) captured: Vec<Captured<T>>,
-    /// The sequences that it shares with other tapes.
+    /// The sequences that this tape shares with others.
     pub(crate) context: Option<SharedContext<T>>,
 }
 
-/// What the backward pass of an operation works with.
+/// The context of an operation's backward pass.
 pub(crate) struct BackwardContext<'t, T: Float> {
     pub parameters: &'t Parameters<T>,
     pub gradients: &'t mut Gradients<T>,
@@ -175,17 +175,17 @@ impl<'a, T: Float> Tape<'a, T> {
         }
     }
 
-    /// What computes.
+    /// The machine that this tape computes on.
     pub fn machine(&self) -> &'a Machine {
         self.machine
     }
 
-    /// Captures every attention from here on: see [`captured`](Tape::captured).
+    /// Captures every attention from now on: see [`captured`](Tape::captured).
     pub fn capture(&mut self) {
         self.capture = Capture::All;
     }
 
-    /// Captures the attentions whose label passes `wanted`; the others save nothing.
+    /// Captures the attentions whose label satisfies `wanted`; the others save nothing for capture.
     pub fn capture_where(&mut self, wanted: impl Fn(&str) -> bool + Send + 'static) {
         self.capture = Capture::Where(Box::new(wanted));
     }
@@ -205,23 +205,22 @@ impl<'a, T: Float> Tape<'a, T> {
         }
     }
 
-    /// The same tape without dropout and sampling: gradients of the deterministic model.
+    /// The same tape without dropout and sampling, for gradients of the deterministic model.
     pub fn without_noise(self) -> Self {
         Tape { noise: false, ..self }
     }
 
-    /// The same tape with dropout and sampling, drawn from `seed`: for models that are random in use too.
+    /// The same tape with dropout and sampling, drawn from `seed`, for models that are random in inference too.
     pub fn with_noise(self, seed: u64) -> Self {
         Tape { noise: true, seed, ..self }
     }
 
-    /// The same tape with layers that save their input alone and are computed again in the backward pass (gradient
-    /// checkpointing).
+    /// The same tape with gradient checkpointing: layers save only their input and are recomputed in the backward pass.
     pub fn recompute(self, recompute: bool) -> Self {
         Tape { recompute, ..self }
     }
 
-    /// Whether layers are computed again in the backward pass.
+    /// Whether layers are recomputed in the backward pass.
     pub(crate) fn recomputes(&self) -> bool {
         self.recompute && self.is_training()
     }
@@ -236,7 +235,7 @@ impl<'a, T: Float> Tape<'a, T> {
         self.gradients.is_some()
     }
 
-    /// Whether neither this pass nor a later one over the same operations is recorded.
+    /// Whether neither this pass nor a later recomputation of the same operations is recorded.
     pub(crate) fn is_inference(&self) -> bool {
         !self.is_training() && !self.suspended
     }
@@ -257,24 +256,24 @@ impl<'a, T: Float> Tape<'a, T> {
         self.slots[input.slot?].as_ref()
     }
 
-    /// The same tape as a share of a step, by which penalties on attention are multiplied: a step of several tapes adds
-    /// their gradients.
+    /// The same tape as a share of a step whose gradients are summed over several tapes; penalties on attention are
+    /// multiplied by the share.
     pub fn share(self, share: f64) -> Self {
         Tape { share, ..self }
     }
 
-    /// Leads [guided](Tape::guide) attention along these places from here on, instead of the diagonal: of every query
-    /// of every sequence, `[B, N]`, as a fraction of its keys.
+    /// From now on, leads [guided](Tape::guide) attention along these places instead of the diagonal: one for every
+    /// query of every sequence, `[B, N]`, as a fraction of the sequence's keys.
     pub fn lead(&mut self, places: Vec<f32>) {
         self.led_places = Some(places);
     }
 
-    /// Where guides lead queries, if not along the diagonal.
+    /// The places to which guides lead queries, if not the diagonal.
     pub(crate) fn led_places(&self) -> Option<&[f32]> {
         self.led_places.as_deref()
     }
 
-    /// What penalties on attention are multiplied by.
+    /// The factor of penalties on attention.
     pub(crate) fn penalty_factor(&self) -> f64 {
         self.share
     }
@@ -288,7 +287,7 @@ impl<'a, T: Float> Tape<'a, T> {
         self.penalty.known += penalty;
     }
 
-    /// Four f64, to the first of which a device adds penalties.
+    /// Four f64 in device memory; penalties are added to the first.
     pub(crate) fn penalty_totals(&mut self, operations: &Operations) -> Array {
         let zeros = || (operations.clone(), operations.zeros(Kind::F64, 4, "a penalty"));
         self.penalty.on_device.get_or_insert_with(zeros).1.clone()
@@ -300,7 +299,7 @@ impl<'a, T: Float> Tape<'a, T> {
         self.seed.wrapping_add(self.streams.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// Where its random draws are.
+    /// The state of its random draws.
     pub(crate) fn draws(&self) -> (u64, u64) {
         (self.seed, self.streams)
     }
@@ -310,7 +309,7 @@ impl<'a, T: Float> Tape<'a, T> {
         (self.seed, self.streams, self.noise) = (seed, streams, noise);
     }
 
-    /// Runs operations that are not recorded now, because they are computed again later.
+    /// Runs operations without recording them, because they are recomputed later.
     pub(crate) fn suspend<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
         let (gradients, before) = (self.gradients.take(), std::mem::replace(&mut self.suspended, true));
         let result = body(self);
@@ -328,14 +327,14 @@ impl<'a, T: Float> Tape<'a, T> {
         self.slots.len() - 1
     }
 
-    /// Whether an operation has a backward pass: on a training tape, where one of these inputs has a gradient or one of
+    /// Whether an operation has a backward pass: on a training tape, if one of these inputs has a gradient or one of
     /// these parameters is trained.
     pub(crate) fn depends(&self, slots: &[Option<usize>], parameters: &[Option<Param>]) -> bool {
         let trained = |param: &Param| self.parameters.is_trained(*param);
         self.is_training() && (slots.iter().any(Option::is_some) || parameters.iter().flatten().any(trained))
     }
 
-    /// The output of an operation; where it [has one](Tape::depends), its backward pass is recorded.
+    /// The output of an operation; its backward pass is recorded if [it has one](Tape::depends).
     pub(crate) fn record<B: Backward<T> + 'static>(
         &mut self,
         value: Tensor<T>,
@@ -350,10 +349,10 @@ impl<'a, T: Float> Tape<'a, T> {
         Var { slot: Some(output), value, source: None }
     }
 
-    /// Sets the gradient from which the backward pass starts at `var`. Losses do this by themselves.
+    /// Adds to the gradient with which the backward pass starts at `var`. Losses do this themselves.
     ///
     /// # Panics
-    /// Where the shapes differ.
+    /// If the shapes differ.
     pub fn seed(&mut self, var: &Var<T>, gradient: Tensor<T>) {
         assert_eq!(var.shape(), gradient.shape(), "the gradient of a value has its shape");
         if let Some(slot) = var.slot {
@@ -367,8 +366,8 @@ impl<'a, T: Float> Tape<'a, T> {
         self.backward_with(|_, _| {});
     }
 
-    /// [`backward`](Tape::backward), with a call for parameters whose gradients are final as soon as they are: each
-    /// parameter is named once. Whoever sends gradients away need not wait for the last one.
+    /// [`backward`](Tape::backward) that calls `finished` with parameters as soon as their gradients are final, once
+    /// for each parameter. This lets a caller send gradients to other ranks before the last one is done.
     pub fn backward_with(&mut self, mut finished: impl FnMut(&Gradients<T>, &[Param])) {
         let Some(gradients) = self.gradients.as_deref_mut() else { return };
         // The first operation that uses a parameter is the last one to add to its gradient.
@@ -413,7 +412,7 @@ impl<T: Float> BackwardContext<'_, T> {
         }
     }
 
-    /// The accumulated gradient of an input of that shape, for operations that add to some of its rows; `None` for
+    /// The accumulated gradient of an input of this shape, for operations that add to some of its rows; `None` for
     /// constants.
     pub fn sum(&mut self, slot: Option<usize>, shape: &[usize]) -> Option<&mut [T]> {
         let sum = &mut self.slots[slot?];
@@ -422,8 +421,9 @@ impl<T: Float> BackwardContext<'_, T> {
 }
 
 impl<T: Float> BackwardContext<'_, T> {
-    /// The accumulated gradient of an input of that shape in device memory, for operations that add to it; `None` for
-    /// constants. Says whether there is one already: otherwise its content is arbitrary, and has to be written.
+    /// The accumulated gradient of an input of this shape in device memory, for operations that add to it; `None` for
+    /// constants. The flag tells whether a gradient already exists; if not, the content is arbitrary and must be
+    /// overwritten.
     pub fn sum_array(
         &mut self,
         slot: Option<usize>,
@@ -436,7 +436,7 @@ impl<T: Float> BackwardContext<'_, T> {
         Some((sum.array_mut(operations), there))
     }
 
-    /// The same, zero where there is none yet.
+    /// [`sum_array`](BackwardContext::sum_array), zeroed if there is no gradient yet.
     pub fn sum_or_zeros(&mut self, slot: Option<usize>, shape: &[usize], operations: &Operations) -> Option<Array> {
         let (array, there) = self.sum_array(slot, shape, operations)?;
         if !there {

@@ -1,4 +1,4 @@
-//! Row-major tensors with copy-on-write memory: clones are cheap and share their elements until one is written.
+//! Row-major tensors with copy-on-write memory: clones are cheap and share their elements until one of them is written.
 
 use crate::device::Device;
 use crate::elements::{Elements, PendingNorm};
@@ -22,10 +22,10 @@ impl<T: Float> fmt::Debug for Tensor<T> {
 }
 
 impl<T: Float> Tensor<T> {
-    /// From elements in row-major order.
+    /// A tensor of elements in row-major order.
     ///
     /// # Panics
-    /// Where the shape has another number of elements.
+    /// If the shape has another number of elements.
     pub fn new(data: Vec<T>, shape: &[usize]) -> Self {
         assert_eq!(data.len(), shape.iter().product::<usize>(), "shape {shape:?}");
         Tensor { shape: shape.to_vec(), elements: Arc::new(data.into()) }
@@ -44,7 +44,7 @@ impl<T: Float> Tensor<T> {
         tensor
     }
 
-    /// Elements allocated elsewhere, whose memory goes to the pool in the end.
+    /// Elements allocated elsewhere, whose memory returns to the pool when dropped.
     pub(crate) fn adopted(pool: &Pool<T>, data: Vec<T>, shape: &[usize]) -> Self {
         assert_eq!(data.len(), shape.iter().product::<usize>(), "shape {shape:?}");
         pool.adopt(data.len());
@@ -58,13 +58,13 @@ impl<T: Float> Tensor<T> {
         Tensor { shape: shape.to_vec(), elements: Arc::new(Elements::on_device(operations, array)) }
     }
 
-    /// Activations in device memory with any content.
+    /// Uninitialized activations in device memory.
     pub(crate) fn activations(operations: &Operations, shape: &[usize]) -> Self {
         Tensor::on_device(operations, operations.activations(shape.iter().product()), shape)
     }
 
-    /// Its rows after a norm on a device, which is computed when somebody needs it; `None` where a product of so many
-    /// rows cannot compute it.
+    /// Its rows after a norm on a device, computed on first use; `None` if a product of this many rows cannot compute
+    /// the norm itself.
     pub(crate) fn normalized_later(
         &self,
         operations: &Operations,
@@ -80,7 +80,7 @@ impl<T: Float> Tensor<T> {
         })
     }
 
-    /// The rows for a product of few of them, with the norm that is still to be computed.
+    /// Passes the rows to a product of few rows, together with the norm if it is still pending.
     pub(crate) fn with_few_rows<R>(&self, operations: &Operations, product: impl FnOnce(FewRowsInput<'_>) -> R) -> R {
         match self.elements.pending_norm(operations) {
             Some(norm) => product(FewRowsInput::Normalized(norm)),
@@ -88,24 +88,25 @@ impl<T: Float> Tensor<T> {
         }
     }
 
-    /// The device that it is on, unless that is the host.
+    /// The device that holds it, unless it is only on the host.
     pub(crate) fn operations(&self) -> Option<&Operations> {
         self.elements.operations()
     }
 
-    /// Its elements in device memory; copied there as activations, if they are not.
+    /// Its elements in device memory; copied there as activations if they are not there yet.
     pub(crate) fn array(&self, operations: &Operations) -> Array {
         self.elements.array(operations, operations.activation_kind())
     }
 
-    /// Its elements in device memory as f32, for what must not be rounded; copied there, if they are not.
+    /// Its elements in device memory, copied there as f32 if they are not there yet, for values that must not be
+    /// rounded.
     pub(crate) fn floats(&self, operations: &Operations) -> Array {
         self.elements.array(operations, Kind::F32)
     }
 
-    /// Its elements in device memory, for writing; copied first where a clone shares them.
+    /// Its elements in device memory, mutable; copied first if a clone shares them.
     pub(crate) fn array_mut(&mut self, operations: &Operations) -> Array {
-        // A copy in the type that is there.
+        // Put them on the device first, so that a clone copies the array in its existing type.
         self.elements.array(operations, operations.activation_kind());
         Arc::make_mut(&mut self.elements).array_mut(operations, operations.activation_kind())
     }
@@ -125,7 +126,7 @@ impl<T: Float> Tensor<T> {
         &self.elements
     }
 
-    /// Its elements, for writing; copied first where a clone shares them.
+    /// Its elements, mutable; copied first if a clone shares them.
     pub fn data_mut(&mut self) -> &mut [T] {
         &mut Arc::make_mut(&mut self.elements)[..]
     }
@@ -155,10 +156,10 @@ impl<T: Float> Tensor<T> {
         self.shape[..self.shape.len().saturating_sub(1)].iter().product()
     }
 
-    /// Selects entries of the first axis, in this order, with repetitions.
+    /// Selects entries of the first axis, in this order; repetitions are allowed.
     ///
     /// # Panics
-    /// Where there is no such entry.
+    /// If an entry does not exist.
     pub fn select(&self, entries: &[usize]) -> Self {
         let each = self.len() / self.shape[0].max(1);
         let mut data = Vec::with_capacity(entries.len() * each);
@@ -171,7 +172,7 @@ impl<T: Float> Tensor<T> {
     /// The same elements in another shape.
     ///
     /// # Panics
-    /// Where the shape has another number of elements.
+    /// If the shape has another number of elements.
     pub fn reshaped(mut self, shape: &[usize]) -> Self {
         assert_eq!(self.len(), shape.iter().product::<usize>(), "{:?} as {shape:?}", self.shape);
         self.shape = shape.to_vec();

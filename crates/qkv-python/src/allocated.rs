@@ -1,5 +1,5 @@
-//! [`Allocated`]: a tensor that a framework allocates for a result, through the exchange functions of its type: no
-//! Python code runs for it.
+//! [`Allocated`]: a tensor that a framework allocates for a result, through the exchange functions of the framework's
+//! tensor type, so that no Python code runs.
 
 use crate::dlpack::{self, Device, Exchange, ManagedVersioned};
 use crate::dtype::{Dtype, Typed};
@@ -20,7 +20,7 @@ pub struct Allocated {
 
 impl Drop for Allocated {
     fn drop(&mut self) {
-        // SAFETY: it is owned until `into_object` forgets it, and freed once.
+        // SAFETY: `self` owns it unless `into_object` has forgotten `self`, so it is freed once.
         unsafe {
             if let Some(deleter) = self.managed.as_ref().deleter {
                 deleter(self.managed.as_ptr());
@@ -30,7 +30,7 @@ impl Drop for Allocated {
 }
 
 impl Allocated {
-    /// A tensor on the host with axes `shape`, which lie in memory in this order (`order[0]` outermost).
+    /// A tensor on the host with axes `shape`, laid out in memory in this order (`order[0]` outermost).
     pub fn new(exchange: &'static Exchange, dtype: Dtype, shape: [usize; 4], order: [usize; 4]) -> PyResult<Allocated> {
         let allocator = exchange.allocator.ok_or_else(|| value("the type of `q` cannot be allocated"))?;
         let mut axes = order.map(|axis| shape[axis] as i64);
@@ -44,7 +44,7 @@ impl Allocated {
             byte_offset: 0,
         };
         let (mut managed, mut error) = (ptr::null_mut(), String::new());
-        // SAFETY: the arguments live through the call, and `set_error` gets the context that it expects.
+        // SAFETY: the arguments outlive the call, and `set_error` gets the context that it expects.
         let failed = unsafe { allocator(&mut prototype, &mut managed, (&raw mut error).cast(), set_error) } != 0;
         let Some(managed) = NonNull::new(managed).filter(|_| !failed) else {
             return Err(PyMemoryError::new_err(error));
@@ -56,9 +56,10 @@ impl Allocated {
         Ok(Allocated { exchange, managed, shape, strides })
     }
 
-    /// Its memory, to be written.
+    /// Its memory, mutable.
     pub fn view_mut<T: Typed>(&mut self) -> PyResult<ViewMut<'_, T>> {
-        // SAFETY: the framework allocated a dense tensor of this shape in this order, which nothing else knows yet.
+        // SAFETY: the framework allocated a dense tensor of this shape and order, to which nothing else has a reference
+        // yet.
         unsafe {
             let tensor = &self.managed.as_ref().tensor;
             let data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
@@ -71,8 +72,8 @@ impl Allocated {
         let this = std::mem::ManuallyDrop::new(self);
         let give = this.exchange.managed_to_object;
         let mut object: *mut c_void = ptr::null_mut();
-        // SAFETY: `managed` is owned here, and `give` takes it over. Its shape and strides have four entries each, of
-        // which the first `rank` are rewritten to show the axes in their order.
+        // SAFETY: `managed` is owned here, and `give` takes ownership of it. Its shape and strides have four entries
+        // each, of which the first `rank` are rewritten to the axes in their logical order.
         let failed = unsafe {
             let tensor = &mut (*this.managed.as_ptr()).tensor;
             for axis in 0..rank.min(4) {
@@ -90,9 +91,9 @@ impl Allocated {
     }
 }
 
-/// Keeps the message of an error in the string that the context points to.
+/// Stores the message of an error in the string that the context points to.
 unsafe extern "C" fn set_error(context: *mut c_void, _kind: *const c_char, message: *const c_char) {
-    // SAFETY: `Allocated::new` passed a string, and the framework a message or nothing.
+    // SAFETY: `Allocated::new` passed a pointer to a string, and the framework a message or null.
     unsafe {
         if !message.is_null() {
             *context.cast::<String>() = CStr::from_ptr(message).to_string_lossy().into_owned();

@@ -1,5 +1,6 @@
-//! [`Array`]: memory that this module owns and gives to Python, on the host through NumPy's array interface and DLPack,
-//! on a CUDA device through DLPack; and results as arrays of the library that the queries came from.
+//! [`Array`]: memory that this module owns and shares with Python, on the host through NumPy's array interface and
+//! DLPack, on a CUDA device through DLPack; and conversion of results to arrays of the library that the queries came
+//! from.
 
 use crate::borrowed::EMULATED;
 use crate::dlpack::{self, Managed, ManagedVersioned};
@@ -18,7 +19,8 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The memory of a vector, freed when the last array or capsule that shares it is gone: by any thread, without Python.
+/// The memory of a vector, freed when the last array or capsule that shares it is dropped, on any thread, without
+/// Python.
 struct Memory {
     data: NonNull<u8>,
     len: usize,
@@ -27,7 +29,7 @@ struct Memory {
     device: Option<OnDevice>,
 }
 
-/// Memory of a device, which waits for its work when it is freed.
+/// Device memory; freeing it waits for pending work.
 struct OnDevice {
     _buffer: Buffer,
     number: i32,
@@ -36,8 +38,8 @@ struct OnDevice {
     stream: Stream,
 }
 
-// SAFETY: it owns its memory, which this module never writes; whoever gets the address shares it as Python's arrays are
-// shared.
+// SAFETY: it owns its memory, which this module never writes; code that gets the address shares the memory as Python's
+// arrays do.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -71,13 +73,13 @@ pub struct Array {
 }
 
 impl Array {
-    /// Takes over a tensor's memory; `rank` axes are kept, the leading ones of length 1 are dropped.
+    /// Takes ownership of a tensor's memory; the last `rank` axes are kept, leading axes of length 1 are dropped.
     pub fn new<T: Typed, const R: usize>(tensor: Tensor<T, R>, rank: usize) -> Array {
         let shape = tensor.shape()[R.saturating_sub(rank)..].to_vec();
         Array { memory: Memory::new(tensor.into_data()), dtype: T::DTYPE, shape }
     }
 
-    /// A vector in this shape.
+    /// A vector as an array of this shape.
     pub fn shaped<T: Typed>(data: Vec<T>, shape: &[usize]) -> PyResult<Array> {
         let len = data.len();
         let mut array = Array::new(Tensor::new(data, [len]).map_err(refused)?, 1);
@@ -86,7 +88,7 @@ impl Array {
         Ok(array)
     }
 
-    /// Memory of a device, in this shape, that work on a stream fills.
+    /// Device memory as an array of this shape, filled by work on a stream.
     pub fn on_device(
         buffer: Buffer,
         dtype: Dtype,
@@ -101,7 +103,7 @@ impl Array {
         Array { memory, dtype, shape: shape.to_vec() }
     }
 
-    /// DLPack's kind and number of its device.
+    /// The kind and number of its device, as in DLPack.
     fn place(&self) -> dlpack::Device {
         match &self.memory.device {
             Some(device) if device.number != EMULATED => dlpack::Device { kind: dlpack::CUDA, id: device.number },
@@ -109,8 +111,8 @@ impl Array {
         }
     }
 
-    /// Makes memory of a device ready for a consumer's stream, as DLPack counts them: by waiting, unless it is the
-    /// stream that fills the memory, or −1.
+    /// Makes device memory ready for a consumer's stream, numbered as in DLPack: waits, unless the stream is −1 or the
+    /// one that fills the memory.
     fn make_ready(&self, py: Python<'_>, stream: Option<i64>) -> PyResult<()> {
         let Some(device) = &self.memory.device else { return Ok(()) };
         let own = if device.stream.0 == 0 { 1 } else { device.stream.0 as i64 };
@@ -121,7 +123,7 @@ impl Array {
         }
     }
 
-    /// Its elements, on the host.
+    /// The elements of an array on the host.
     fn elements<T: Typed>(&self) -> &[T] {
         debug_assert!(T::DTYPE == self.dtype || T::DTYPE == Dtype::U8);
         // SAFETY: `len` elements of this type, written when the tensor was made.
@@ -244,7 +246,7 @@ pub fn bools(tensor: Tensor<u8, 2>) -> Array {
     array
 }
 
-/// What a capsule keeps: the memory, and its shape and strides as DLPack wants them.
+/// The context of a capsule: the memory, and its shape and strides in DLPack's form.
 struct Shared {
     memory: Arc<Memory>,
     device: dlpack::Device,
@@ -277,14 +279,14 @@ impl Shared {
     }
 }
 
-/// Frees what a capsule kept, from any thread, with or without Python's lock: consumers call it as they like.
+/// Frees the context of a capsule. Consumers may call it on any thread, with or without the GIL.
 unsafe fn release(context: *mut c_void) {
-    // SAFETY: `__dlpack__` made it, and a deleter is called once.
+    // SAFETY: `__dlpack__` created it, and a deleter is called once.
     drop(unsafe { Box::from_raw(context.cast::<Shared>()) });
 }
 
 unsafe extern "C" fn delete(managed: *mut Managed) {
-    // SAFETY: called once, with the box that `__dlpack__` made.
+    // SAFETY: called once, with the box that `__dlpack__` created.
     unsafe { release(Box::from_raw(managed).context) }
 }
 
@@ -293,9 +295,9 @@ unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     unsafe { release(Box::from_raw(managed).context) }
 }
 
-/// The destructors of capsules: a consumer renames a capsule whose tensor it took over.
+/// The destructor of a capsule: frees the tensor unless a consumer has taken it, which renames the capsule.
 unsafe extern "C" fn drop_unversioned(capsule: *mut pyo3::ffi::PyObject) {
-    // SAFETY: called by Python with the capsule; under its first name it still holds what was put into it.
+    // SAFETY: called by Python with the capsule; under its original name it still holds its original pointer.
     unsafe {
         if pyo3::ffi::PyCapsule_IsValid(capsule, dlpack::CAPSULE.as_ptr()) == 1 {
             delete(pyo3::ffi::PyCapsule_GetPointer(capsule, dlpack::CAPSULE.as_ptr()).cast());
@@ -312,7 +314,7 @@ unsafe extern "C" fn drop_versioned(capsule: *mut pyo3::ffi::PyObject) {
     }
 }
 
-/// The library of the caller's arrays, in which results come back.
+/// The library of the caller's arrays, in which results are returned.
 #[derive(Clone, Copy)]
 pub enum Library {
     NumPy,
@@ -323,7 +325,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// That of an array; a PyTorch tensor that requires a gradient is refused, because it would be lost.
+    /// The library of an array; refuses a PyTorch tensor that requires a gradient, because the gradient would be lost.
     pub fn of(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Library> {
         let py = object.py();
         let module: String = object.get_type().getattr(intern!(py, "__module__"))?.extract().unwrap_or_default();
@@ -360,7 +362,7 @@ impl Library {
         }
     }
 
-    /// An array of this library that shares the memory of one of ours.
+    /// An array of this library that shares the memory of an [`Array`].
     pub fn adopt<'py>(self, array: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = array.py();
         let module = match self {

@@ -1,5 +1,5 @@
 //! [`Attention`]: the description of an attention as a Python object, with the builders of the library and the calls
-//! that compute it. What a call does with its tensors is in [`call`](crate::call).
+//! that compute it. How calls handle their tensors is in [`call`](crate::call).
 
 use crate::call;
 use crate::description::{Bias, Features, Mask, Place, Score, Select, from_json, hash_of, to_json, word};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct Attention(Arc<qkv::Attention>, PyOnceLock<Py<PyString>>);
 
 impl Attention {
-    /// Refuses numbers that JSON cannot hold, and masks that are nested too deeply.
+    /// Rejects numbers that JSON cannot represent, and masks that are nested too deeply.
     pub fn checked(attention: qkv::Attention) -> PyResult<Attention> {
         check(&attention)?;
         Ok(Attention::new_arc(Arc::new(attention)))
@@ -42,7 +42,7 @@ impl Attention {
 }
 
 word! { Attention {
-    /// Softmax attention with this score and nothing else.
+    /// Plain softmax attention with this score.
     #[new]
     #[pyo3(signature = (score=None))]
     fn new(score: Option<&Bound<'_, Score>>) -> Attention {
@@ -91,7 +91,7 @@ word! { Attention {
         Attention::of(qkv::Score::Linear(features.get().0))
     }
 
-    /// Multiply scores by this instead of by the score's own scale.
+    /// Multiply scores by this instead of the score's default scale.
     fn scale(&self, scale: f64) -> PyResult<Attention> {
         self.built(|it| it.scale(scale))
     }
@@ -106,28 +106,28 @@ word! { Attention {
         self.built(|it| it.temperature(temperature))
     }
 
-    /// Keep scores between −cap and cap, by `cap · tanh(score / cap)`.
+    /// Keep scores between −cap and cap with `cap · tanh(score / cap)`.
     fn softcap(&self, cap: f64) -> PyResult<Attention> {
         self.built(|it| it.softcap(cap))
     }
 
-    /// Add this bias to every score. Called twice, both are added.
+    /// Add this bias to every score. If called twice, both are added.
     fn bias(&self, bias: &Bound<'_, Bias>) -> PyResult<Attention> {
         Bias::sum(self.0.bias, bias.get().0)?;
         self.built(|it| it.bias(bias.get().0))
     }
 
-    /// Let each query see only these keys. Called twice, both must allow a pair.
+    /// Let each query see only these keys. If called twice, both masks must allow a pair.
     fn mask(&self, mask: &Bound<'_, Mask>) -> PyResult<Attention> {
         self.built(|it| it.mask(mask.get().0.clone()))
     }
 
-    /// Where the queries stand among the keys.
+    /// Set the position of the queries relative to the keys.
     fn place(&self, place: &Bound<'_, Place>) -> PyResult<Attention> {
         self.built(|it| it.place(place.get().0))
     }
 
-    /// How scores become weights.
+    /// Set how scores become weights.
     fn select(&self, select: &Bound<'_, Select>) -> PyResult<Attention> {
         self.built(|it| it.select(select.get().0))
     }
@@ -156,7 +156,7 @@ word! { Attention {
         self.built(|it| it.top_k(k))
     }
 
-    /// Weigh keys by sparsemax.
+    /// Compute weights by sparsemax.
     fn sparsemax(&self) -> PyResult<Attention> {
         self.built(qkv::Attention::sparsemax)
     }
@@ -166,7 +166,7 @@ word! { Attention {
         self.built(|it| it.local(half_width))
     }
 
-    /// Drop each weight with probability `p`; what is dropped depends on the call's `seed`.
+    /// Drop each weight with probability `p`; the call's `seed` determines which ones.
     fn dropout(&self, p: f64) -> PyResult<Attention> {
         self.built(|it| it.dropout(p))
     }
@@ -181,7 +181,7 @@ word! { Attention {
         self.0.draws()
     }
 
-    /// Give every head a sink: a logit, from the input `sinks [Hq]`, that takes mass and gives no value.
+    /// Give every head a sink: a logit, from the input `sinks [Hq]`, that takes probability mass and has no value.
     fn with_sinks(&self) -> PyResult<Attention> {
         self.built(qkv::Attention::with_sinks)
     }
@@ -191,14 +191,14 @@ word! { Attention {
         self.built(qkv::Attention::with_entropy)
     }
 
-    /// The description as JSON, the same string at every call: for operators, which take it as text.
+    /// The description as JSON, the same string object on every access; operators take it as text.
     #[getter]
     fn _json(&self, py: Python<'_>) -> Py<PyString> {
         self.1.get_or_init(py, || PyString::new(py, &self.to_json()).unbind()).clone_ref(py)
     }
 
     /// Computes the attention. Arrays may come from NumPy, PyTorch, JAX or anything with `__dlpack__` or a buffer, with
-    /// any strides; they are not copied. Results come in the library of `q`.
+    /// any strides; they are not copied. Results are arrays of the library of `q`.
     #[pyo3(signature = (q, k, v, *, threads=None, **inputs))]
     fn forward<'py>(
         &self,
@@ -211,8 +211,8 @@ word! { Attention {
         call::forward(self, [q, k, v], inputs, None, threads)
     }
 
-    /// Attends from a few new queries to a cache of keys and values; the queries stand at the end of the keys. With
-    /// `exact`, bit for bit what a full pass gives.
+    /// Attends from a few new queries to a cache of keys and values; the queries are at the end of the keys. With
+    /// `exact`, the result is bit-identical to that of a full pass.
     #[pyo3(signature = (q, k, v, *, exact=false, threads=None, **inputs))]
     fn decode<'py>(
         &self,
@@ -227,8 +227,8 @@ word! { Attention {
         call::forward(self, [q, k, v], inputs, Some(how), threads)
     }
 
-    /// The gradients of everything that was given, from the output of `forward` and the gradient `d_out` of the loss
-    /// with respect to it (and `d_lse`, `d_entropy`, `d_log_prob` where they were used).
+    /// The gradients of all inputs, from the output of `forward` and the gradient `d_out` of the loss with respect to
+    /// its values (and `d_lse`, `d_entropy`, `d_log_prob` if those outputs were used).
     #[pyo3(signature = (q, k, v, out, d_out, *, d_lse=None, d_entropy=None, d_log_prob=None, constant_bias=false,
                         threads=None, **inputs))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -250,7 +250,7 @@ word! { Attention {
         call::backward(self, [q, k, v], inputs, out.get(), upstream, threads)
     }
 
-    /// The weights, on demand: any rows, any rectangle, or pooled to a picture, recomputed exactly.
+    /// The weights on demand: any rows, any rectangle, or pooled into a picture, recomputed exactly.
     #[pyo3(signature = (q, k, v, out, *, threads=None, **inputs))]
     fn weights<'py>(
         &self,

@@ -1,5 +1,6 @@
-//! [`Borrowed`]: the memory of any Python array for the time of a call, without a copy. It is found through DLPack's
-//! exchange functions (PyTorch), NumPy's array interface, a DLPack capsule, or the buffer protocol, in this order.
+//! [`Borrowed`]: the memory of any Python array, borrowed for the duration of a call without a copy. It is accessed
+//! through DLPack's exchange functions (PyTorch), NumPy's array interface, a DLPack capsule, or the buffer protocol, in
+//! this order.
 
 use crate::dlpack::{self, Exchange, FromPyObject, Managed, ManagedVersioned};
 use crate::dtype::{Dtype, Typed};
@@ -12,23 +13,24 @@ use qkv::{Tensor, View, ViewMut};
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
 
-/// More axes than any tensor of a call has.
+/// Maximum rank that is described; tensors of a call have at most 4 axes.
 const RANK: usize = 8;
 
-/// Where the memory of a call has to be.
+/// The memory in which the arrays of a call must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// On the host.
+    /// Host memory.
     Host,
-    /// On the CUDA device of this number. A producer is asked to make its memory ready for this stream, as DLPack
-    /// counts them; −1 where the caller has seen to it.
+    /// Memory of the CUDA device with this number. Producers are asked to make their memory ready for this stream,
+    /// numbered as in DLPack; −1 if the caller takes care of that.
     Cuda { device: i32, stream: i64 },
 }
 
-/// The number that stands for an emulated CUDA device, whose memory is the host's: for tests.
+/// The number of the emulated CUDA device, whose memory is the host's; for tests.
 pub const EMULATED: i32 = -1;
 
-/// An array that Python owns: address, type, shape and strides in elements. It holds what keeps the memory alive.
+/// An array that Python owns: address, type, shape and strides in elements. It holds a reference that keeps the memory
+/// alive.
 pub struct Borrowed {
     name: &'static str,
     data: *mut u8,
@@ -40,12 +42,12 @@ pub struct Borrowed {
     _owner: Owner,
 }
 
-// SAFETY: an address with a description; the memory is used through views while the owner lives, as views are.
+// SAFETY: an address with a description; the memory is accessed like that of views, while the owner lives.
 unsafe impl Send for Borrowed {}
 // SAFETY: as above.
 unsafe impl Sync for Borrowed {}
 
-/// What keeps the memory alive.
+/// The reference that keeps the memory alive.
 #[expect(dead_code, reason = "held until the call ends")]
 enum Owner {
     Object(Py<PyAny>),
@@ -92,7 +94,7 @@ impl Borrowed {
         Borrowed { name, data, dtype, rank: 0, shape, strides, read_only: false, _owner: owner }
     }
 
-    /// With its axes; strides in elements, or row-major order.
+    /// Sets its axes; strides are in elements, row-major if absent.
     fn axes(
         mut self,
         shape: impl ExactSizeIterator<Item = i64>,
@@ -133,16 +135,16 @@ impl Borrowed {
         memory: Memory,
     ) -> PyResult<Borrowed> {
         let mut tensor = MaybeUninit::<dlpack::Tensor>::uninit();
-        // SAFETY: the function came from the object's type, and `tensor` has room for what it fills in.
+        // SAFETY: the function came from the object's type, and `tensor` has room for the result.
         if unsafe { from(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0 {
             return Err(PyErr::fetch(object.py()));
         }
-        // SAFETY: 0 says that it was filled in; what it points to lives as long as the object, which the owner holds.
+        // SAFETY: 0 means that it was filled in; its pointers are valid as long as the object, which the owner holds.
         unsafe { Borrowed::of_tensor(name, tensor.assume_init_ref(), Owner::Object(object.clone().unbind()), memory) }
     }
 
     /// # Safety
-    /// The tensor and what it points to must live as long as the owner.
+    /// The tensor and the memory it points to must live as long as the owner.
     unsafe fn of_tensor(
         name: &'static str,
         tensor: &dlpack::Tensor,
@@ -158,7 +160,8 @@ impl Borrowed {
         let data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
         let list = |at: *const i64| match rank {
             0 => &[][..],
-            // SAFETY: DLPack has one entry an axis behind both pointers, which are not null where this is called.
+            // SAFETY: DLPack has one entry per axis behind both pointers, which are checked not to be null before this
+            // is called.
             rank => unsafe { std::slice::from_raw_parts(at, rank) },
         };
         if rank > 0 && tensor.shape.is_null() {
@@ -185,20 +188,20 @@ impl Borrowed {
         let capsule =
             capsule.cast_into::<PyCapsule>().map_err(|_| kind(format!("`{name}` exports no DLPack capsule")))?;
         let owner = Owner::Object(capsule.clone().into_any().unbind());
-        // The capsule is not consumed: it still owns the tensor, and frees it when the owner lets go of it.
+        // The capsule is not consumed: it still owns the tensor, and frees it when the owner releases the capsule.
         if let Ok(managed) = capsule.pointer_checked(Some(dlpack::VERSIONED_CAPSULE)) {
             // SAFETY: a capsule of this name holds this structure.
             let managed = unsafe { managed.cast::<ManagedVersioned>().as_ref() };
             if managed.version.major != 1 {
                 return Err(value(format!("`{name}` exports DLPack {}, expected 1", managed.version.major)));
             }
-            // SAFETY: the owner keeps the capsule, and with it the tensor.
+            // SAFETY: the owner keeps the capsule alive, and with it the tensor.
             let mut borrowed = unsafe { Borrowed::of_tensor(name, &managed.tensor, owner, memory)? };
             borrowed.read_only = managed.flags & dlpack::READ_ONLY != 0;
             return Ok(borrowed);
         }
         let managed = capsule.pointer_checked(Some(dlpack::CAPSULE))?;
-        // SAFETY: as above, for the old form.
+        // SAFETY: as above, for the unversioned form.
         unsafe { Borrowed::of_tensor(name, &managed.cast::<Managed>().as_ref().tensor, owner, memory) }
     }
 
@@ -240,17 +243,17 @@ impl Borrowed {
         Ok(borrowed)
     }
 
-    /// The type of its elements.
+    /// The type of the elements.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Its axes.
+    /// The axes.
     pub fn shape(&self) -> &[usize] {
         &self.shape[..self.rank]
     }
 
-    /// The name that errors give it.
+    /// The name used in errors.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -260,7 +263,7 @@ impl Borrowed {
         self.data.addr() as u64
     }
 
-    /// Whether the elements lie in row-major order without gaps.
+    /// Whether the elements are in row-major order without gaps.
     pub fn is_contiguous(&self) -> bool {
         let mut step = 1;
         let axes = self.shape().iter().zip(&self.strides).rev();
@@ -272,7 +275,7 @@ impl Borrowed {
             })
     }
 
-    /// Axes and strides as `[batch, heads, length, width]`: axes that are not there count as 1, in front.
+    /// Axes and strides as `[batch, heads, length, width]`: missing leading axes have length 1.
     pub fn four(&self) -> PyResult<([usize; 4], [isize; 4])> {
         let (mut shape, mut strides) = ([1; 4], [0; 4]);
         let Some(front) = 4usize.checked_sub(self.rank) else {
@@ -291,7 +294,7 @@ impl Borrowed {
         Err(kind(format!("`{}` has the type {found}, expected {expected}, as `q` has", self.name)))
     }
 
-    /// As a view of four axes.
+    /// A view with four axes.
     pub fn view<T: Typed>(&self) -> PyResult<View<'_, T>> {
         self.expect::<T>()?;
         let (shape, strides) = self.four()?;
@@ -301,7 +304,7 @@ impl Borrowed {
             .map_err(|error| value(format!("`{}`: {error}", self.name)))
     }
 
-    /// Bools or bytes, as a view of bytes.
+    /// Bools or bytes as a view of bytes.
     pub fn bits(&self) -> PyResult<View<'_, u8>> {
         if !matches!(self.dtype, Dtype::Bool | Dtype::U8) {
             return Err(kind(format!("`{}` has the type {}, expected bool or uint8", self.name, self.dtype.name())));
@@ -312,7 +315,7 @@ impl Borrowed {
             .map_err(|error| value(format!("`{}`: {error}", self.name)))
     }
 
-    /// As memory to be written, which no other tensor of the call may share: see [`apart`].
+    /// A mutable view, whose memory no other tensor of the call may share: see [`apart`].
     pub fn view_mut<T: Typed>(&mut self) -> PyResult<ViewMut<'_, T>> {
         self.expect::<T>()?;
         if self.read_only {
@@ -336,18 +339,18 @@ impl Borrowed {
                 offset += (rest % shape[axis]) as isize * strides[axis];
                 rest /= shape[axis];
             }
-            // SAFETY: `view_mut` checked type, strides and that it may be written; the index is inside the shape.
+            // SAFETY: `view_mut` checked type, strides and that the memory is writable; the index is inside the shape.
             unsafe { data.offset(offset).write(number) };
         }
         Ok(())
     }
 
-    /// Its elements in row-major order.
+    /// The elements in row-major order.
     pub fn to_vec<T: Typed>(&self) -> PyResult<Vec<T>> {
         Ok(self.view::<T>()?.to_vec())
     }
 
-    /// Whole numbers of any type.
+    /// The elements of any integer type.
     pub fn integers(&self) -> PyResult<Vec<i64>> {
         fn wide<T: Typed + Into<i64>>(found: &Borrowed) -> PyResult<Vec<i64>> {
             Ok(found.view::<T>()?.to_vec().into_iter().map(Into::into).collect())
@@ -362,19 +365,19 @@ impl Borrowed {
         }
     }
 
-    /// Whole numbers of any type that fit 32 bits.
+    /// The elements of any integer type; an error if one does not fit 32 bits.
     pub fn integers_i32(&self) -> PyResult<Vec<i32>> {
         let narrow = |x: i64| i32::try_from(x).map_err(|_| value(format!("`{}` holds {x}, beyond 32 bits", self.name)));
         self.integers()?.into_iter().map(narrow).collect()
     }
 
-    /// The same as a tensor of four axes.
+    /// The same as a tensor with four axes.
     pub fn tensor_i32(&self) -> PyResult<Tensor<i32, 4>> {
         let (shape, _) = self.four()?;
         Tensor::new(self.integers_i32()?, shape).map_err(refused)
     }
 
-    /// The addresses that it lies between; `None` where it is empty.
+    /// The address range of its memory; `None` if it is empty.
     fn span(&self) -> Option<(usize, usize)> {
         if self.shape().contains(&0) {
             return None;
@@ -388,7 +391,7 @@ impl Borrowed {
     }
 }
 
-/// Refuses memory to be written that lies between the addresses of another tensor of the call.
+/// Rejects written memory whose address range overlaps that of another tensor of the call.
 pub fn apart<'a>(written: &[&Borrowed], read: impl Iterator<Item = &'a Borrowed>) -> PyResult<()> {
     let overlap = |a: &Borrowed, b: &Borrowed| match (a.span(), b.span()) {
         (Some(a), Some(b)) => a.0 < b.1 && b.0 < a.1,
@@ -413,7 +416,7 @@ fn in_elements(name: &str, dtype: Dtype, shape: &[i64], strides: &[i64]) -> PyRe
     let size = dtype.size() as i64;
     let one = |(&len, &stride): (&i64, &i64)| match stride % size {
         0 => Ok(stride / size),
-        // An axis of one element is never stepped along.
+        // The stride of an axis of at most one element is never used.
         _ if len <= 1 => Ok(0),
         _ => {
             Err(value(format!("`{name}` has a stride of {stride} bytes, expected a multiple of {size}; copy it first")))
@@ -426,7 +429,7 @@ fn in_elements(name: &str, dtype: Dtype, shape: &[i64], strides: &[i64]) -> PyRe
 }
 
 impl Memory {
-    /// Refuses a tensor that is elsewhere.
+    /// Rejects a tensor in other memory.
     fn check(self, name: &str, device: dlpack::Device) -> PyResult<()> {
         let place = match device.kind {
             kind if dlpack::HOST.contains(&kind) => "the host".into(),
@@ -450,7 +453,7 @@ impl Memory {
 }
 
 thread_local! {
-    /// Types that were asked before, and their exchange functions. The types are never freed.
+    /// Cache of types and their exchange functions. The types are never freed.
     static EXCHANGES: RefCell<Vec<(usize, Option<&'static Exchange>)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -475,7 +478,7 @@ pub fn exchange_of(of: &Bound<'_, PyType>) -> PyResult<Option<&'static Exchange>
         Err(_) => None,
     };
     EXCHANGES.with_borrow_mut(|list| {
-        // A program has a handful of array types; beyond that they are looked up each time.
+        // A program uses a handful of array types; types beyond the limit are looked up each time.
         if list.len() < 16 {
             std::mem::forget(of.clone());
             list.push((address, found));

@@ -1,4 +1,4 @@
-//! The calls on the CPU, without the interpreter's lock, on this process's pool; those over memory of a device go to
+//! The calls on the CPU, on this process's thread pool with the GIL released; calls over device memory go to
 //! [`cuda`](crate::cuda).
 
 use crate::array::Library;
@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use qkv::{Decode, Inputs, OutputRef, Tensor, Upstream};
 
-/// The number of threads of a call: what it says, what was set, PyTorch's where it is in use, or one for each core.
+/// The number of threads of a call: the given number, the one that was set, PyTorch's if it is in use, or one per core.
 pub fn threads(py: Python<'_>, given: Option<usize>) -> PyResult<usize> {
     if let Some(threads) = given {
         return Ok(threads);
@@ -32,7 +32,7 @@ pub fn threads(py: Python<'_>, given: Option<usize>) -> PyResult<usize> {
     }
 }
 
-/// Refuses a tensor whose gradient would be lost.
+/// Rejects a tensor whose gradient would be lost.
 pub fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     Library::of(name, object).map(|_| object.clone())
 }
@@ -74,14 +74,14 @@ fn forward_of<T: Float>(
     Output::new(py, library, out.map_err(refused)?, attention, tensors)
 }
 
-/// The upstream gradients as they were given: of the values; of log-sum-exp, entropy and log-probability.
+/// The upstream gradients as Python objects: that of the values, and those of log-sum-exp, entropy and log-probability.
 pub struct GivenUpstream<'a, 'py> {
     pub d_out: &'a Bound<'py, PyAny>,
     pub columns: [Option<&'a Bound<'py, PyAny>>; 3],
     pub constant_bias: bool,
 }
 
-/// The same, borrowed.
+/// The upstream gradients, borrowed.
 struct BorrowedUpstream {
     d_out: Borrowed,
     columns: [Option<Borrowed>; 3],
@@ -157,7 +157,7 @@ fn backward_of<T: Float>(
     Ok(gradients)
 }
 
-/// Zeros for the gradient of everything that was given.
+/// Zeros for the gradient of every input.
 fn zeros<T: Float>(tensors: &Tensors, inputs: &Inputs<'_, T>, constant_bias: bool) -> PyResult<qkv::Gradients<T>> {
     let four = |shape: [usize; 4]| Tensor::<T, 4>::zeros(shape).map_err(refused);
     let view = |of: &Option<qkv::View<'_, T>>| of.map(|of| four(of.shape())).transpose();

@@ -1,6 +1,6 @@
-//! Operators over memory of a CUDA device: on the stream and in the memory of the framework that calls, through plans
-//! that are kept for calls of the same description and shapes ([`plans`]); and the calls of a description
-//! ([`described`], [`on`]). NVIDIA's driver and compiler are found when the first call needs them.
+//! Operators over CUDA device memory: they run on the stream and in the memory of the calling framework, through plans
+//! that are cached for calls with the same description and shapes ([`plans`]); and the calls of a description
+//! ([`described`], [`on`]). NVIDIA's driver and compiler are located when the first call needs them.
 
 mod described;
 mod on;
@@ -20,12 +20,12 @@ use pyo3::types::PyTuple;
 use qkv_cuda::{Gradients, Outputs, Stream, Upstreams, Workspace};
 use tensors::{dtype_of, float_vector, given, strided, typed_vector};
 
-/// The caller has put the work that fills its tensors on the stream of the call.
+/// The caller has submitted the work that fills its tensors to the stream of the call, so no synchronization is needed.
 fn memory_of(device: i32) -> Memory {
     Memory::Cuda { device, stream: -1 }
 }
 
-/// Three tensors of which the last two may be absent.
+/// Three tensors, of which the last two may be absent.
 type Three<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>);
 
 fn three(names: [&'static str; 3], of: &Three<'_>, memory: Memory) -> PyResult<(Borrowed, [Option<Borrowed>; 2])> {
@@ -42,7 +42,7 @@ fn outputs(values: &Borrowed, [lse, entropy]: &[Option<Borrowed>; 2], q: &Borrow
     Ok(out)
 }
 
-/// Memory for a pass from the framework, which calls `allocate` with the number of bytes.
+/// The workspace of a pass, allocated by the framework: `allocate` is called with the number of bytes.
 fn workspace<'py>(
     allocate: &Bound<'py, PyAny>,
     bytes: usize,
@@ -57,8 +57,8 @@ fn workspace<'py>(
     Ok((Some(object), Workspace::new(borrowed.address(), size)))
 }
 
-/// Puts the forward pass of a softmax attention on a stream of a device: `into` is (`values [B, Hq, N, Dv]`, `lse [B,
-/// Hq, N]`, `entropy` or None), `allocate(bytes)` returns memory that is free again when the work is done.
+/// Submits the forward pass of a softmax attention to a stream of a device. `into` is (`values [B, Hq, N, Dv]`,
+/// `lse [B, Hq, N]`, `entropy` or None); `allocate(bytes)` returns memory that may be reused once the work is done.
 #[pyfunction]
 #[pyo3(signature = (description, tensors, into, seed, device, stream, allocate))]
 #[expect(clippy::too_many_arguments, reason = "an operator's arguments, by position")]
@@ -82,12 +82,12 @@ pub fn cuda_forward_into<'py>(
     let call = Call { device, description, dtype: dtype_of(&tensors.q)?, backward: false, weights: false, stream };
     let plan = plans::get(py, &call, &attention, &given)?;
     let (_kept, workspace) = workspace(allocate, plan.forward_workspace(), memory)?;
-    // SAFETY: the framework's tensors are on this device, as large as they say, and stay until what was put on their
-    // stream before they are freed is done; `apart` checked that outputs overlap nothing.
+    // SAFETY: the framework's tensors are on this device, have the sizes they declare, and stay valid until work
+    // submitted to their stream before they are freed is done; `apart` checked that outputs overlap nothing.
     py.detach(|| unsafe { plan.forward(&given, &out, workspace, Stream(stream)) }).map_err(refused_on_cuda)
 }
 
-/// Puts the backward pass on a stream: see [`cuda_forward_into`], and `backward_into` for `gradients`, `saved` and
+/// Submits the backward pass to a stream: see [`cuda_forward_into`], and `backward_into` for `gradients`, `saved` and
 /// `upstream`.
 #[pyfunction]
 #[pyo3(signature = (description, tensors, saved, upstream, gradients, seed, device, stream, allocate))]
@@ -120,7 +120,7 @@ pub fn cuda_backward_into<'py>(
     let call = Call { device, description, dtype: dtype_of(&tensors.q)?, backward: true, weights: false, stream };
     let plan = plans::get(py, &call, &attention, &given)?;
     let (_kept, workspace) = workspace(allocate, plan.backward_workspace(), memory)?;
-    // SAFETY: as in `cuda_forward_into`; `saved` is what the forward pass wrote.
+    // SAFETY: as in `cuda_forward_into`; `saved` holds what the forward pass wrote.
     py.detach(|| unsafe { plan.backward(&given, &out, &from, &into, workspace, Stream(stream)) })
         .map_err(refused_on_cuda)
 }
@@ -155,19 +155,19 @@ fn into_gradients(into: &BorrowedGradients, like: &Borrowed) -> PyResult<Gradien
     Ok(gradients)
 }
 
-/// Looks for CUDA's compiler in this folder, too.
+/// Also looks for CUDA's compiler in this folder.
 #[pyfunction]
 pub fn cuda_look_in(folder: std::path::PathBuf) {
     qkv_cuda::look_in(folder);
 }
 
-/// The number of plans that are kept, and the device memory that they have.
+/// The number of cached plans, and the bytes of device memory that they hold.
 #[pyfunction]
 pub fn cuda_plans() -> (usize, usize) {
     plans::size()
 }
 
-/// Forgets all plans, those of captured graphs excepted.
+/// Drops all cached plans, except those of captured graphs.
 #[pyfunction]
 pub fn cuda_forget() {
     plans::forget();

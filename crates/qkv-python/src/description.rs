@@ -1,5 +1,6 @@
-//! The words of a description as Python objects: [`Mask`], [`Bias`], [`Score`], [`Features`], [`Select`] and [`Place`].
-//! Each is the library's own value, with a `repr` that evaluates, JSON both ways, equality, hash and pickling.
+//! The components of a description as Python objects: [`Mask`], [`Bias`], [`Score`], [`Features`], [`Select`] and
+//! [`Place`]. Each wraps the library's value, with a `repr` that can be evaluated, conversion to and from JSON,
+//! equality, hash and pickling.
 
 use crate::array::{Library, bools};
 use crate::borrowed::{Borrowed, lengths_of, pair};
@@ -11,24 +12,24 @@ use qkv::{MaskData, Tensor};
 use serde::{Serialize, de::DeserializeOwned};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// A value as JSON.
+/// Serializes a value as JSON.
 pub fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("descriptions hold finite numbers and strings")
 }
 
-/// A value from JSON.
+/// Parses a value from JSON.
 pub fn from_json<T: DeserializeOwned>(json: &str) -> PyResult<T> {
     serde_json::from_str(json).map_err(|error| value(error.to_string()))
 }
 
-/// The hash of a value: that of its JSON.
+/// The hash of a value, which is that of its JSON.
 pub fn hash_of(value: &impl Serialize) -> u64 {
     let mut hasher = DefaultHasher::new();
     to_json(value).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Adds what every word of a description can do to its own methods.
+/// Adds the methods common to all components of a description to a class's own methods.
 macro_rules! word {
     ($class:ident { $($own:tt)* }) => {
         impl $class {
@@ -42,12 +43,12 @@ macro_rules! word {
         impl $class {
             $($own)*
 
-            /// As JSON, in the form that the library's files have.
+            /// The value as JSON, in the form of the library's files.
             fn to_json(&self) -> String {
                 to_json(self.value())
             }
 
-            /// From JSON, as `to_json` writes it.
+            /// Parse JSON as written by `to_json`.
             #[staticmethod]
             fn from_json(json: &str) -> PyResult<$class> {
                 $class::checked(from_json(json)?)
@@ -73,16 +74,16 @@ macro_rules! word {
 }
 pub(crate) use word;
 
-/// Which keys a query may see. Masks are joined with `&`, `|` and `~`.
+/// Which keys a query may see. Masks are combined with `&`, `|` and `~`.
 #[pyclass(frozen, module = "qkv")]
 #[derive(Clone)]
 pub struct Mask(pub qkv::Mask);
 
-/// How deeply masks may be nested: what JSON readers follow, and far from the end of a stack.
+/// Maximum nesting of masks: JSON readers support it, and it is far from overflowing the stack.
 const DEEPEST: usize = 56;
 
 impl Mask {
-    /// Refuses an expression that is nested too deeply.
+    /// Rejects an expression that is nested too deeply.
     pub fn checked(mask: qkv::Mask) -> PyResult<Mask> {
         fn depth(mask: &qkv::Mask) -> usize {
             match mask {
@@ -107,7 +108,7 @@ word! { Mask {
         Mask(qkv::Mask::full())
     }
 
-    /// Keys at or before the query's place.
+    /// Keys at or before the query's position.
     #[staticmethod]
     fn causal() -> Mask {
         Mask(qkv::Mask::causal())
@@ -119,13 +120,13 @@ word! { Mask {
         Mask(qkv::Mask::lengths())
     }
 
-    /// Packed sequences: query and key of the same segment, from the input `segments`.
+    /// Packed sequences: query and key are in the same segment, from the input `segments`.
     #[staticmethod]
     fn segments() -> Mask {
         Mask(qkv::Mask::segments())
     }
 
-    /// Pairs where the input `bits`, which broadcasts to `[B, Hq, N, M]`, is true.
+    /// Pairs for which the input `bits`, which broadcasts to `[B, Hq, N, M]`, is true.
     #[staticmethod]
     fn bits() -> Mask {
         Mask(qkv::Mask::bits())
@@ -137,7 +138,7 @@ word! { Mask {
         Mask(qkv::Mask::window(left, right))
     }
 
-    /// A dilated window: every `step`-th key on both sides, `window/2` of them each way.
+    /// A dilated window: every `step`-th key on both sides, `window/2` keys on each.
     #[staticmethod]
     fn dilated(window: usize, step: usize) -> Mask {
         Mask(qkv::Mask::dilated(window, step))
@@ -155,7 +156,7 @@ word! { Mask {
         Mask(qkv::Mask::fixed(stride, summary))
     }
 
-    /// Longformer: a window of `window` keys, and positions that see everything and are seen by all.
+    /// Longformer: a window of `window` keys, and global positions that see every key and are seen by every query.
     #[staticmethod]
     #[pyo3(signature = (window, globals=Vec::new()))]
     fn longformer(window: usize, globals: Vec<usize>) -> Mask {
@@ -194,8 +195,8 @@ word! { Mask {
         Mask::checked(!self.0.clone())
     }
 
-    /// Whether each of `queries` queries may see each of `keys` keys: a matrix of bools, of one sequence and head. It
-    /// follows the definition of the mask, one pair at a time.
+    /// Whether each of `queries` queries may see each of `keys` keys: a matrix of bools for one sequence and head,
+    /// computed from the definition of the mask, one pair at a time.
     #[pyo3(signature = (queries, keys, *, place=None, lengths=None, segments=None, bits=None, positions=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn matrix<'py>(
@@ -243,7 +244,8 @@ word! { Mask {
     }
 }}
 
-/// What is added to every score for where query and key stand. Biases are added with `+`.
+/// A term that is added to every score: a function of the positions of query and key, or an input. Biases are summed
+/// with `+`.
 #[pyclass(frozen, module = "qkv")]
 #[derive(Clone)]
 pub struct Bias(pub qkv::Bias);
@@ -253,7 +255,7 @@ impl Bias {
         Ok(Bias(bias))
     }
 
-    /// Both, unless both have a relative table.
+    /// The sum of two biases; an error if both have a relative table.
     pub fn sum(one: qkv::Bias, other: qkv::Bias) -> PyResult<qkv::Bias> {
         match (one.reach(), other.reach()) {
             (Some(_), Some(_)) => Err(value("a relative bias cannot go with another: a call has only one `table`")),
@@ -263,7 +265,7 @@ impl Bias {
 }
 
 word! { Bias {
-    /// Nothing.
+    /// No bias.
     #[staticmethod]
     fn none() -> Bias {
         Bias(qkv::Bias::none())
@@ -292,7 +294,7 @@ word! { Bias {
     }
 }}
 
-/// How alike a query and a key are.
+/// The similarity of a query and a key.
 #[pyclass(frozen, module = "qkv")]
 #[derive(Clone)]
 pub struct Score(pub qkv::Score);
@@ -396,7 +398,7 @@ word! { Select {
         Select(qkv::Select::Soft)
     }
 
-    /// One key: that with the largest score, or one drawn from the softmax.
+    /// One key: the one with the largest score, or one drawn from the softmax.
     #[staticmethod]
     #[pyo3(signature = (*, sample=false, straight_through=false))]
     fn hard(sample: bool, straight_through: bool) -> Select {
@@ -416,7 +418,7 @@ word! { Select {
     }
 }}
 
-/// Where the queries stand among the keys.
+/// The position of the queries relative to the keys.
 #[pyclass(frozen, module = "qkv")]
 #[derive(Clone)]
 pub struct Place(pub qkv::Place);
@@ -428,25 +430,25 @@ impl Place {
 }
 
 word! { Place {
-    /// The first query stands at the first key.
+    /// The first query is at the first key.
     #[staticmethod]
     fn start() -> Place {
         Place(qkv::Place::Start)
     }
 
-    /// The last query stands at the last key.
+    /// The last query is at the last key.
     #[staticmethod]
     fn end() -> Place {
         Place(qkv::Place::End)
     }
 
-    /// Query `i` stands at key `i + offset`.
+    /// Query `i` is at key `i + offset`.
     #[staticmethod]
     fn offset(offset: i64) -> Place {
         Place(qkv::Place::Offset(offset))
     }
 
-    /// Query `i` stands at the input `positions [B, N]`.
+    /// The position of each query is given by the input `positions [B, N]`.
     #[staticmethod]
     fn given() -> Place {
         Place(qkv::Place::Given)
@@ -454,7 +456,7 @@ word! { Place {
 }}
 
 /// The hash buckets of rows `x [B, H, L, D]` for `Mask.lsh(buckets=…, rounds=…, seed=…)`: `[B, H, L, rounds]`. Queries
-/// and keys are hashed with the same numbers.
+/// and keys are hashed with the same random numbers.
 #[pyfunction]
 #[pyo3(signature = (mask, x))]
 pub fn lsh_buckets<'py>(
@@ -471,7 +473,7 @@ pub fn lsh_buckets<'py>(
     library.array(py, crate::array::Array::new(hashed.map_err(refused)?, borrowed.shape().len()))
 }
 
-/// The segment of every token, from cumulative lengths: `[0, 4, 9]` gives four tokens of segment 0 and five of segment
+/// The segment of every token, from cumulative lengths: `[0, 4, 9]` gives four tokens in segment 0 and five in segment
 /// 1.
 #[pyfunction]
 pub fn segments_of<'py>(py: Python<'py>, cumulative: Vec<usize>) -> PyResult<Bound<'py, PyAny>> {
@@ -481,7 +483,7 @@ pub fn segments_of<'py>(py: Python<'py>, cumulative: Vec<usize>) -> PyResult<Bou
     library.array(py, crate::array::Array::new(Tensor::new(segments, [len]).map_err(refused)?, 1))
 }
 
-/// The slope of each head of ALiBi.
+/// The ALiBi slope of each head.
 #[pyfunction]
 pub fn alibi_slopes(py: Python<'_>, heads: usize) -> PyResult<Bound<'_, PyTuple>> {
     if heads > 1 << 16 {

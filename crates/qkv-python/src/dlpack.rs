@@ -1,14 +1,14 @@
-//! The C structures of [DLPack](https://dmlc.github.io/dlpack/) 1, as far as this module reads and writes them.
+//! The C structures of [DLPack](https://dmlc.github.io/dlpack/) 1 that this module reads and writes.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// Memory of the host, and host memory that a CUDA device can read.
+/// Host memory, and host memory that a CUDA device can read.
 pub const HOST: [i32; 2] = [1, 3];
 
-/// Memory of a CUDA device.
+/// CUDA device memory.
 pub const CUDA: i32 = 2;
 
-/// The name of a capsule of the old form, of the versioned form, and of the exchange functions of a type.
+/// The names of a capsule in the unversioned form, in the versioned form, and of a type's exchange functions.
 pub const CAPSULE: &CStr = c"dltensor";
 pub const VERSIONED_CAPSULE: &CStr = c"dltensor_versioned";
 pub const EXCHANGE_CAPSULE: &CStr = c"dlpack_exchange_api";
@@ -72,13 +72,13 @@ pub type FromPyObject = unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int;
 /// Called with the context, the kind and the message of an error.
 pub type SetError = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char);
 
-/// Makes a tensor of the prototype's type, shape and device; 0, or −1 after `SetError` was called.
+/// Allocates a tensor of the prototype's type, shape and device; 0, or −1 after `SetError` was called.
 pub type Allocator = unsafe extern "C" fn(*mut Tensor, *mut *mut ManagedVersioned, *mut c_void, SetError) -> c_int;
 
 /// Turns a tensor, whose ownership it takes, into a Python object; 0, or −1 with a Python error set.
 pub type ToPyObject = unsafe extern "C" fn(*mut ManagedVersioned, *mut *mut c_void) -> c_int;
 
-/// The exchange functions that a type may offer (DLPack 1.3): the quick way, without a capsule a call.
+/// The exchange functions that a type may offer (DLPack 1.3): the fast path, without a capsule per call.
 #[repr(C)]
 pub struct Exchange {
     pub version: Version,

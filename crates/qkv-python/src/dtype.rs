@@ -1,4 +1,4 @@
-//! The element types at the border: their names, sizes, and how NumPy, DLPack and the buffer protocol spell them.
+//! The element types exchanged with Python: their names, sizes, and encodings in NumPy, DLPack and the buffer protocol.
 
 use crate::dlpack::DataType;
 use half::{bf16, f16};
@@ -18,7 +18,7 @@ pub enum Dtype {
     I64,
 }
 
-/// All of them: name, bytes, NumPy's spelling, DLPack's code.
+/// All types: name, bytes, NumPy's type string, DLPack's code.
 const TABLE: [(Dtype, &str, usize, &str, u8); 10] = [
     (Dtype::F32, "float32", 4, "f4", 2),
     (Dtype::F64, "float64", 8, "f8", 2),
@@ -37,23 +37,23 @@ impl Dtype {
         TABLE.iter().find(|row| row.0 == self).expect("every type has its row")
     }
 
-    /// NumPy's and PyTorch's name.
+    /// The name in NumPy and PyTorch.
     pub fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// Bytes of an element, which it is aligned to as well.
+    /// Bytes of an element, and its alignment.
     pub fn size(self) -> usize {
         self.row().2
     }
 
-    /// As NumPy's array interface spells it.
+    /// The type string of NumPy's array interface.
     pub fn typestr(self) -> String {
         let order = if self.size() == 1 { '|' } else { '<' };
         format!("{order}{}", self.row().3)
     }
 
-    /// From NumPy's spelling; `name` tells bfloat16 from other two bytes without a type.
+    /// The type of a NumPy type string; `name` distinguishes bfloat16 from other two-byte void types.
     pub fn of_typestr(typestr: &str, name: impl FnOnce() -> Option<String>) -> Option<Dtype> {
         let (order, kind) = typestr.split_at_checked(1)?;
         let found = TABLE.iter().find(|row| row.3 == kind)?;
@@ -63,18 +63,18 @@ impl Dtype {
         (ordered && named).then_some(found.0)
     }
 
-    /// As DLPack spells it.
+    /// The type in DLPack's encoding.
     pub fn dlpack(self) -> DataType {
         DataType { code: self.row().4, bits: 8 * self.size() as u8, lanes: 1 }
     }
 
-    /// From DLPack's spelling.
+    /// The type of a DLPack encoding.
     pub fn of_dlpack(found: DataType) -> Option<Dtype> {
         let same = |row: &&(Dtype, &str, usize, &str, u8)| row.4 == found.code && 8 * row.2 == usize::from(found.bits);
         TABLE.iter().find(same).filter(|_| found.lanes == 1).map(|row| row.0)
     }
 
-    /// From the format of the buffer protocol, as the `struct` module has it.
+    /// The type of a buffer protocol format, in the notation of the `struct` module.
     pub fn of_format(format: &str, size: usize) -> Option<Dtype> {
         let native = if cfg!(target_endian = "little") { ['@', '=', '<'] } else { ['@', '=', '>'] };
         Some(match (format.trim_start_matches(native), size) {
@@ -92,9 +92,9 @@ impl Dtype {
     }
 }
 
-/// A Rust type of elements, whose values are valid for any bytes.
+/// A Rust element type for which any bytes are a valid value.
 pub trait Typed: Copy + Send + Sync + 'static {
-    /// Its name at the border.
+    /// The corresponding type.
     const DTYPE: Dtype;
 }
 
@@ -107,7 +107,7 @@ macro_rules! typed {
 }
 typed! { f32: F32; f64: F64; bf16: Bf16; f16: F16; u8: U8; i8: I8; i16: I16; i32: I32; i64: I64; }
 
-/// Runs `body` with `T` as the Rust type of a float type.
+/// Evaluates `$body` with `$T` as the Rust type of a float type.
 macro_rules! of_type {
     ($dtype:expr, $name:expr, $T:ident => $body:expr) => {
         match $dtype {

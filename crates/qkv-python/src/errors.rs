@@ -1,5 +1,5 @@
-//! The library's typed errors as Python's: `ValueError` with the library's own words. Wrong kinds of objects are a
-//! `TypeError`, memory that cannot be had a `MemoryError`.
+//! The library's typed errors as Python exceptions: `ValueError` with the library's message, `TypeError` for objects of
+//! the wrong kind, and `MemoryError` if memory cannot be allocated.
 
 use pyo3::PyErr;
 use pyo3::exceptions::{PyMemoryError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
@@ -12,8 +12,8 @@ pub fn refused(error: qkv::Error) -> PyErr {
     }
 }
 
-/// An error of the CUDA engine, with its hint. What only the CPU computes is a `NotImplementedError`; what the machine
-/// lacks, and what its driver reports, a `RuntimeError`.
+/// An error of the CUDA engine, with its hint. Computations that only the CPU supports raise `NotImplementedError`;
+/// missing components of the machine and errors of its driver raise `RuntimeError`.
 pub fn refused_on_cuda(error: qkv_cuda::Error) -> PyErr {
     use qkv_cuda::Error;
     let text = error.hint().map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"));
@@ -26,7 +26,7 @@ pub fn refused_on_cuda(error: qkv_cuda::Error) -> PyErr {
     }
 }
 
-/// A value without meaning.
+/// An invalid value.
 pub fn value(message: impl Into<String>) -> PyErr {
     PyValueError::new_err(message.into())
 }

@@ -1,4 +1,4 @@
-//! The tensors of a call, from Python objects to the library's [`Inputs`].
+//! The tensors of a call: conversion from Python objects to the library's [`Inputs`].
 
 use crate::borrowed::{Borrowed, Memory, lengths_of, pair};
 use crate::dtype::Typed;
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use qkv::{Element, Inputs, Tensor};
 
-/// An element type at the border, whose sums have one as well.
+/// An element type that is exchanged with Python, as is its accumulator type.
 pub trait Float: Element + qkv_simd::Element<Acc: Typed + Accumulator> + Typed {}
 impl Float for f32 {}
 impl Float for f64 {}
@@ -18,17 +18,17 @@ impl Float for f16 {}
 
 macro_rules! optional_tensors {
     ($($name:ident)*) => {
-        /// The optional tensors of a call, as they were given.
+        /// The optional tensors of a call.
         #[derive(Default)]
         pub struct Optional {
             $(pub $name: Option<Borrowed>,)*
         }
 
         impl Optional {
-            /// Their names, in the order in which `ops` gets them.
+            /// Their names, in the order in which `ops` receives them.
             pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
 
-            /// Borrows one; `false` if it is not among them.
+            /// Borrows the tensor called `name`; `false` if there is no optional tensor of that name.
             pub fn set(&mut self, name: &str, object: &Bound<'_, PyAny>, memory: Memory) -> PyResult<bool> {
                 match name {
                     $(stringify!($name) => self.$name = Some(Borrowed::new_in(stringify!($name), object, memory)?),)*
@@ -37,7 +37,7 @@ macro_rules! optional_tensors {
                 Ok(true)
             }
 
-            /// Those that were given.
+            /// The tensors that were given.
             pub fn given(&self) -> impl Iterator<Item = &Borrowed> {
                 [$(&self.$name),*].into_iter().flatten()
             }
@@ -59,7 +59,7 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// From positional arguments and keywords; `of` checks each object first, and may return another in its place.
+    /// Borrows positional arguments and keywords; `of` first checks each object, and may replace it.
     pub fn new<'py>(
         [q, k, v]: [&Bound<'py, PyAny>; 3],
         inputs: Option<&Bound<'py, PyDict>>,
@@ -92,12 +92,12 @@ impl Tensors {
         Ok(Tensors { q, k, v, optional, seed })
     }
 
-    /// All that were given.
+    /// All tensors that were given.
     pub fn all(&self) -> impl Iterator<Item = &Borrowed> {
         [&self.q, &self.k, &self.v].into_iter().chain(self.optional.given())
     }
 
-    /// Multiply-adds of the forward pass, without the mask.
+    /// Multiply-adds of the forward pass, ignoring the mask.
     pub fn work(&self) -> usize {
         let length = |of: &Borrowed| of.shape().iter().rev().nth(1).copied().unwrap_or(1);
         let size = |of: &Borrowed| of.shape().iter().fold(1usize, |size, &axis| size.saturating_mul(axis));
@@ -106,7 +106,7 @@ impl Tensors {
     }
 }
 
-/// What the library wants as slices, copied: all of it is small beside q, k and v.
+/// Copies of the inputs that the library takes as slices; all of them are small compared to q, k and v.
 pub struct Vectors<T: Float> {
     v_score: Option<Vec<T>>,
     scale: Option<Vec<T>>,

@@ -1,5 +1,5 @@
 //! The native half of the Python package `qkv`: the library's descriptions as Python objects ([`description`],
-//! [`attention`]), arrays in ([`borrowed`]) and out ([`array`]), calls without the interpreter's lock ([`call`],
+//! [`attention`]), input arrays ([`borrowed`]) and output arrays ([`array`]), calls that release the GIL ([`call`],
 //! [`ops`], [`cuda`]), and the threads that they run on ([`pool`]). The package around it is in `python/qkv`.
 
 mod allocated;
@@ -44,14 +44,14 @@ mod _qkv {
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
-    /// The number of threads of calls that do not say it.
+    /// The number of threads of calls that do not specify it.
     #[pyfunction]
     fn get_num_threads(py: Python<'_>) -> PyResult<usize> {
         call::threads(py, None)
     }
 
-    /// Sets the number of threads of calls that do not say it; 0 for one for each core, or PyTorch's number where it is
-    /// in use.
+    /// Sets the number of threads of calls that do not specify it; 0 for one per core, or PyTorch's number if PyTorch
+    /// is in use.
     #[pyfunction]
     fn set_num_threads(threads: usize) {
         pool::set_threads(threads);

@@ -1,5 +1,5 @@
-//! What operators of frameworks call: inputs and outputs in the framework's memory, the description as JSON, and every
-//! argument by its position, because a call takes microseconds.
+//! The functions that operators of frameworks call: inputs and outputs are in the framework's memory, the description
+//! is JSON, and all arguments are positional, because a call takes microseconds.
 
 use crate::allocated::Allocated;
 use crate::borrowed::{Borrowed, Memory, apart, exchange_of};
@@ -38,8 +38,7 @@ fn borrowed(name: &'static str, object: Option<&Bound<'_, PyAny>>) -> PyResult<O
     object.map(|object| Borrowed::new(name, object)).transpose()
 }
 
-/// Computes a softmax attention into memory of the caller: `values [B, Hq, N, Dv]`, `lse` and `entropy` `[B, Hq, N,
-/// 1]`.
+/// Computes a softmax attention into the caller's memory: `values [B, Hq, N, Dv]`, `lse` and `entropy` `[B, Hq, N, 1]`.
 #[pyfunction]
 #[pyo3(signature = (description, tensors, values, lse, entropy, seed, threads))]
 #[expect(clippy::too_many_arguments, reason = "an operator's arguments, by position")]
@@ -96,7 +95,7 @@ pub fn forward_new<'py>(
     of_type!(given.q.dtype(), "q", T => forward_new_of::<T>(py, &attention, &given, exchange, threads))
 }
 
-/// [`forward_new`] of which the values alone are wanted.
+/// [`forward_new`] that returns only the values.
 #[pyfunction]
 #[pyo3(signature = (description, tensors, seed, threads))]
 pub fn values_new<'py>(
@@ -156,9 +155,9 @@ fn forward_new_of<'py, T: Float>(
     Ok((values.into_object(py, 4)?, lse.into_object(py, 3)?))
 }
 
-/// Computes the gradients of a softmax attention into memory of the caller: `gradients` has those of q, k and v and, in
-/// the order of the tensors, of the optional inputs that have one, or `None` where it is not wanted. `saved` is
-/// (values, lse, entropy or None), `upstream` (d_out, d_lse or None, d_entropy or None).
+/// Computes the gradients of a softmax attention into the caller's memory. `gradients` has those of q, k and v and, in
+/// the order of the tensors, of the optional inputs that have a gradient, or `None` for one that is not needed. `saved`
+/// is (values, lse, entropy or None), `upstream` (d_out, d_lse or None, d_entropy or None).
 #[pyfunction]
 #[pyo3(signature = (description, tensors, saved, upstream, gradients, seed, threads))]
 #[expect(clippy::too_many_arguments, reason = "an operator's arguments, by position")]
@@ -193,7 +192,7 @@ pub fn backward_into<'py>(
     of_type!(tensors.q.dtype(), "q", T => backward_of::<T>(py, &attention, &tensors, (saved, upstream), into, threads))
 }
 
-/// The gradients in their order.
+/// The names of the gradients in order.
 pub const GRADIENTS: [&str; 12] =
     ["d_q", "d_k", "d_v", "d_w", "d_w_q", "d_w_k", "d_v_score", "d_scale", "d_bias", "d_table", "d_sinks", "d_center"];
 
@@ -239,7 +238,7 @@ fn backward_of<T: Float>(
     gradients.w_k = wanted(w_k)?;
     gradients.bias = wanted(bias)?;
     gradients.table = wanted(table)?;
-    // Vectors are computed into memory of this call and copied: they may have any strides, and are small.
+    // Vectors are computed into temporary memory and copied, because they are small and may have any strides.
     let zeros = |of: &Option<Borrowed>| of.as_ref().map(|of| vec![T::default(); of.shape().iter().product()]);
     let mut columns = [zeros(v_score), zeros(scale), zeros(sinks), zeros(center)];
     let [d_v_score, d_scale, d_sinks, d_center] = &mut columns;

@@ -1,11 +1,12 @@
-//! Descriptions from JSON, as operators get them, and what a description at the border must not hold.
+//! Descriptions parsed from JSON, the form in which operators receive them, and checks of descriptions that come from
+//! Python.
 
 use crate::description::{Mask, from_json};
 use crate::errors::value;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// Refuses numbers that JSON cannot hold, and masks that are nested too deeply.
+/// Rejects numbers that JSON cannot represent, and masks that are nested too deeply.
 pub fn check(attention: &qkv::Attention) -> PyResult<()> {
     let fixed = match attention.scale {
         qkv::Scale::Fixed(scale) => Some(scale),
@@ -22,14 +23,14 @@ pub fn check(attention: &qkv::Attention) -> PyResult<()> {
     Mask::checked(attention.mask.clone()).map(|_| ())
 }
 
-/// A description from its JSON, parsed once for each string and thread.
+/// A description from its JSON, cached per string and thread.
 pub fn parsed(json: &str) -> PyResult<Arc<qkv::Attention>> {
     use std::cell::RefCell;
     use std::collections::HashMap;
     thread_local! {
         static KNOWN: RefCell<HashMap<String, Arc<qkv::Attention>>> = RefCell::new(HashMap::new());
     }
-    /// More descriptions than a program has; one that makes new ones without end starts again.
+    /// More descriptions than a program has. The cache of a program that keeps making new ones is cleared at this size.
     const MOST: usize = 256;
     if let Some(known) = KNOWN.with_borrow(|known| known.get(json).cloned()) {
         return Ok(known);

@@ -1,6 +1,6 @@
-//! Threads. One pool per process id, made at first use: a child that was forked after its parent computed something
-//! makes its own, and never waits for workers that were not forked with it. Nothing here is locked, so nothing can be
-//! held by a thread that is gone. Small calls share the scratch memory of their thread, others that of the process.
+//! Threads. There is one pool per process id, made on first use: a child forked after its parent computed something
+//! makes its own pool, and never waits for workers that the fork did not copy. There are no locks here, so none can be
+//! held by a thread that no longer exists. Small calls use scratch memory of their thread, others that of the process.
 
 use qkv::Scratch;
 use rayon::ThreadPool;
@@ -15,10 +15,10 @@ struct Pool {
 
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(ptr::null_mut());
 
-/// The number of threads that [`set_threads`] set; 0 for the machine's own.
+/// The number of threads set by [`set_threads`]; 0 for one per core.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// Multiply-adds below which waking another thread costs more than it gains: some 40 µs of work. Results do not depend
+/// Multiply-adds below which waking another thread costs more than it gains: about 40 µs of work. Results do not depend
 /// on the number of threads.
 const SMALL: usize = 1 << 20;
 
@@ -27,17 +27,18 @@ pub fn set() -> Option<usize> {
     Some(THREADS.load(Ordering::Relaxed)).filter(|&threads| threads > 0)
 }
 
-/// The number of threads of calls that do not say it: what was set, or one for each core.
+/// The number of threads of calls that do not specify it: the number that was set, or one per core.
 pub fn threads() -> usize {
     set().unwrap_or_else(|| thread::available_parallelism().map_or(1, |cores| cores.get()))
 }
 
-/// Sets the number of threads; 0 for one for each core.
+/// Sets the number of threads; 0 for one per core.
 pub fn set_threads(threads: usize) {
     THREADS.store(threads, Ordering::Relaxed);
 }
 
-/// Scratch memory of a process. It is locked for moments, so a child that was forked makes its own.
+/// Scratch memory of a process. It is locked briefly, so a forked child makes its own instead of inheriting a held
+/// lock.
 struct Kept {
     process: u32,
     f32: Scratch<f32>,
@@ -46,15 +47,15 @@ struct Kept {
 
 static KEPT: AtomicPtr<Kept> = AtomicPtr::new(ptr::null_mut());
 
-/// Bytes that a process keeps for its next calls: the buffers of 16 threads, several times.
+/// Bytes of scratch that a process keeps for its next calls: several times the buffers of 16 threads.
 const MOST_KEPT: usize = 64 << 20;
 
-/// That of this process.
+/// The scratch memory of this process.
 fn kept() -> &'static Kept {
     let process = process::id();
     loop {
         let found = KEPT.load(Ordering::Acquire);
-        // SAFETY: what was stored is never freed or changed.
+        // SAFETY: a stored value is never freed or changed.
         if let Some(kept) = unsafe { found.as_ref() }
             && kept.process == process
         {
@@ -69,8 +70,8 @@ fn kept() -> &'static Kept {
     }
 }
 
-/// A type of accumulators, with scratch memory that is kept from call to call: finding and clearing new memory takes
-/// longer than a small call.
+/// An accumulator type with scratch memory that is kept from call to call, because allocating and clearing new memory
+/// takes longer than a small call.
 pub trait Accumulator: Sized + 'static {
     /// Calls `with` with the scratch memory of this thread.
     fn with_scratch<R>(with: impl FnOnce(&Scratch<Self>) -> R) -> R;
@@ -97,8 +98,8 @@ macro_rules! accumulator {
 }
 accumulator! { f32 f64 }
 
-/// Runs a computation of so many multiply-adds that may use `threads` threads: where it is small or there is one
-/// thread, on the caller's. The computation gets the number of threads to use, and scratch memory.
+/// Runs a computation of `work` multiply-adds on up to `threads` threads; on the calling thread if it is small or
+/// `threads` is 1. The computation receives the number of threads to use, and scratch memory.
 pub fn run<A: Accumulator, R: Send>(
     threads: usize,
     work: usize,
@@ -116,7 +117,7 @@ pub fn run<A: Accumulator, R: Send>(
     }
 }
 
-/// The same for a computation that takes the number of threads from the pool it runs in.
+/// Runs a computation that takes its number of threads from the pool it runs in.
 pub fn run_inside<R: Send>(threads: usize, computation: impl FnOnce() -> R + Send) -> R {
     match pool(threads.clamp(1, MOST)) {
         Some(pool) => pool.install(computation),
@@ -124,10 +125,10 @@ pub fn run_inside<R: Send>(threads: usize, computation: impl FnOnce() -> R + Sen
     }
 }
 
-/// More threads than any machine has cores: a number that is mistyped does not take all memory for stacks.
+/// Maximum number of threads, more than machines have cores: a mistyped number must not exhaust memory with stacks.
 const MOST: usize = 1024;
 
-/// The pool of this process with at least so many workers; `None` if the system gives no threads.
+/// The pool of this process with at least `threads` workers; `None` if the system cannot create threads.
 fn pool(threads: usize) -> Option<&'static ThreadPool> {
     let process = process::id();
     loop {
@@ -146,6 +147,6 @@ fn pool(threads: usize) -> Option<&'static ThreadPool> {
             // SAFETY: it was made above and never shared.
             drop(unsafe { Box::from_raw(made) });
         }
-        // The pool that it replaces, if any, is left alone: it is smaller or its workers belong to the parent.
+        // The pool that it replaces, if any, is leaked: it may be in use, or its workers belong to the parent.
     }
 }

@@ -1,4 +1,5 @@
-//! What calls return to Python: [`Output`], [`Gradients`] and [`Weights`], with arrays of the caller's library.
+//! The results that calls return to Python: [`Output`], [`Gradients`] and [`Weights`], with arrays of the caller's
+//! library.
 
 use crate::array::{Array, Library};
 use crate::attention::Attention;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 
 type Object = Py<PyAny>;
 
-/// What the forward pass returns, including what the backward pass needs.
+/// The results of the forward pass, including those that the backward pass needs.
 #[pyclass(frozen, module = "qkv")]
 pub struct Output {
     /// The weighted sums of the values, `[B, Hq, N, Dv]`.
@@ -30,7 +31,7 @@ pub struct Output {
     /// The threshold of each row of sparsemax.
     #[pyo3(get)]
     threshold: Option<Object>,
-    /// The entropy of each row of weights, where the attention has `with_entropy`.
+    /// The entropy of each row of weights, if the attention has `with_entropy`.
     #[pyo3(get)]
     entropy: Option<Object>,
     /// The keys that hard attention or top-k chose.
@@ -41,12 +42,12 @@ pub struct Output {
     log_prob: Option<Object>,
     place: Place,
     seed: Option<u64>,
-    /// Of a selection other than softmax: the library's own output.
+    /// The library's output, for a selection other than softmax.
     saved: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Output {
-    /// The library's output as arrays, with as many axes as the queries.
+    /// Converts the library's output to arrays with the rank of the queries.
     pub fn new<T: Float>(
         py: Python<'_>,
         library: Library,
@@ -74,26 +75,26 @@ impl Output {
         })
     }
 
-    /// What a forward pass on a device left.
+    /// The output of a forward pass on a device.
     pub fn on_device(kept: Kept) -> Output {
         let Kept { values, lse, entropy, place, seed } = kept;
         let (threshold, chosen, log_prob) = (None, None, None);
         Output { values, lse: Some(lse), threshold, entropy, chosen, log_prob, place, seed, saved: None }
     }
 
-    /// What later calls on a device need of it.
+    /// The parts that later calls on a device need.
     pub fn kept(&self, py: Python<'_>) -> PyResult<Kept> {
         let lse = self.lse.as_ref().ok_or_else(|| value("`out` is the output of another attention"))?.clone_ref(py);
         let entropy = self.entropy.as_ref().map(|entropy| entropy.clone_ref(py));
         Ok(Kept { values: self.values.clone_ref(py), lse, entropy, place: self.place, seed: self.seed })
     }
 
-    /// Where the queries stood.
+    /// The place of the queries.
     pub fn place(&self) -> Place {
         self.place
     }
 
-    /// The seed of the forward pass, which the backward pass may name again but not change.
+    /// The seed of the forward pass, which the backward pass may repeat but not change.
     pub fn seed_of_backward(&self, given: Option<u64>) -> PyResult<Option<u64>> {
         match (self.seed, given) {
             (Some(forward), Some(seed)) if forward != seed => {
@@ -103,7 +104,7 @@ impl Output {
         }
     }
 
-    /// The library's own output, of a selection other than softmax.
+    /// The library's output, for a selection other than softmax.
     pub fn saved<T: Float>(&self) -> PyResult<&qkv::Output<T>> {
         let found = self.saved.as_ref().and_then(|saved| saved.downcast_ref());
         found.ok_or_else(|| kind("`out` is the output of another attention, or of another type than `q`"))
@@ -134,14 +135,14 @@ impl Output {
 
 macro_rules! gradients {
     (tensors { $($tensor:ident)* } vectors { $($vector:ident)* }) => {
-        /// The gradients of everything that was given, each in the shape of its input; `None` for what was not.
+        /// The gradients of all inputs, each in the shape of its input; `None` for inputs that were not given.
         #[pyclass(frozen, get_all, module = "qkv")]
         pub struct Gradients {
-            /// Of the queries.
+            /// Gradient of the queries.
             q: Object,
-            /// Of the keys.
+            /// Gradient of the keys.
             k: Object,
-            /// Of the values.
+            /// Gradient of the values.
             v: Object,
             $(
                 #[doc = concat!("Of the input `", stringify!($tensor), "`.")]
@@ -154,7 +155,7 @@ macro_rules! gradients {
         }
 
         impl Gradients {
-            /// The library's gradients as arrays in the shapes of the inputs.
+            /// Converts the library's gradients to arrays in the shapes of the inputs.
             pub fn new<T: Float>(
                 py: Python<'_>,
                 library: Library,
@@ -187,7 +188,7 @@ macro_rules! gradients {
         }
 
         impl Gradients {
-            /// Those of a backward pass on a device.
+            /// The gradients of a backward pass on a device.
             pub fn on_device(found: Found) -> Gradients {
                 let Found { q, k, v, scale, bias, table, sinks } = found;
                 let (w, w_q, w_k, v_score, center) = (None, None, None, None, None);
@@ -208,7 +209,7 @@ macro_rules! gradients {
 }
 gradients! { tensors { w w_q w_k bias table } vectors { v_score scale sinks center } }
 
-/// The weights of one call, to be asked for: any rows, any rectangle, or pooled to a picture.
+/// The weights of one call on demand: any rows, any rectangle, or pooled into a picture.
 #[pyclass(frozen, module = "qkv")]
 pub struct Weights {
     attention: Arc<qkv::Attention>,
@@ -219,7 +220,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Keeps the tensors of the call; they are read when something is asked for.
+    /// Keeps the tensors of the call; they are read when weights are requested.
     pub fn new<'py>(
         attention: &Attention,
         qkv: [&Bound<'py, PyAny>; 3],
@@ -234,7 +235,7 @@ impl Weights {
             out: out.clone().unbind(),
             threads,
         };
-        // What does not go together is refused now.
+        // Report arguments that do not fit together now.
         weights.ask(qkv[0].py(), &Request::Nothing)?;
         Ok(weights)
     }
@@ -297,7 +298,7 @@ impl Weights {
     }
 }
 
-/// What is asked of weights.
+/// A request for weights.
 enum Request {
     Nothing,
     Rectangle {
@@ -316,7 +317,7 @@ enum Request {
 }
 
 impl Request {
-    /// The same of weights on a device.
+    /// The same request for weights on a device.
     fn on_device(&self) -> Option<Part> {
         match *self {
             Request::Nothing => None,
@@ -356,7 +357,7 @@ impl Weights {
         self.ask(py, &Request::Rectangle { at: (sequence, head), rows: Some((start, end)), cols: None })
     }
 
-    /// A rectangle of one head as a picture of `height` by `width` cells, each the largest (`pool="max"`) or the mean
+    /// A rectangle of one head as a picture of `height` by `width` cells, each the maximum (`pool="max"`) or mean
     /// (`pool="mean"`) of the weights it covers.
     #[pyo3(signature = (height, width, *, sequence=0, head=0, rows=None, cols=None, pool="max"))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -393,7 +394,7 @@ impl Weights {
         Ok((q[0], q[1], q[2], k[2]))
     }
 
-    /// Every weight, `[B, Hq, N, M]`: as large as it is.
+    /// Every weight, `[B, Hq, N, M]`, which takes quadratic memory.
     fn all<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.ask(py, &Request::All)
     }

@@ -1,9 +1,9 @@
-//! Descriptions as Python code: what `repr` returns, and what `eval` reads back.
+//! Descriptions as Python code, which `repr` returns and `eval` reads back.
 
 use crate::description::to_json;
 use qkv::{Attention, Bias, Features, Mask, Place, Scale, Score, Select};
 
-/// As Python code.
+/// Conversion to Python code.
 pub trait Spelled {
     /// The code.
     fn spelled(&self) -> String;
@@ -41,7 +41,7 @@ impl Spelled for Mask {
             Mask::Lsh(qkv::Lsh { buckets, rounds, seed }) => {
                 format!("Mask.lsh(buckets={buckets}, rounds={rounds}, seed={seed})")
             }
-            // `&` and `|` are read from the left: only what stands on the right needs brackets of its own kind.
+            // `&` and `|` are left-associative: an operand of the same kind needs parentheses only on the right.
             Mask::And(a, b) => match **a {
                 Mask::And(..) => format!("{} & {}", a.spelled(), inner(b)),
                 _ => format!("{} & {}", inner(a), inner(b)),

@@ -15,7 +15,7 @@ from ._inputs import OPTIONAL, has_extra
 
 _autocast = torch.is_autocast_enabled
 
-# Before 2.15 graphs are told by this that a description is a constant; PyTorch knows by itself since.
+# Before 2.15, this tells graphs that a description is a constant; later versions of PyTorch detect it themselves.
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15):
     from torch.utils._pytree import register_constant
 
@@ -44,7 +44,7 @@ def facts(description: Attention | None) -> tuple[str, bool, bool, bool]:
     return text, '"select":"soft"' in text and not extra, extra, description.draws()
 
 
-# In a compiled graph they are constants of the description.
+# In a compiled graph, the facts of a description are constants.
 _json = torch.compiler.assume_constant_result(lambda description: facts(description))
 
 

@@ -64,7 +64,7 @@ def select(q, k, v, more, seed, names, description):
 
 
 def select_backward(d_out, d_lse, d_extra, needs, q, k, v, more, seed, names, description):
-    # What a selection keeps for its backward pass is not a tensor of PyTorch's: the forward pass is computed again.
+    # The state that a selection saves for its backward pass is not a PyTorch tensor, so recompute the forward pass.
     tensors, inputs = _described(q, k, v, more, seed, names)
     attention = Attention.from_json(description)
     out = attention.forward(*tensors, **inputs)

@@ -28,7 +28,7 @@ from ._inputs import (
     wanted,
 )
 
-# What the kernels take, where PyTorch's programs often have something wider.
+# The integer types that the kernels accept, where PyTorch programs often use wider ones.
 _INTEGERS = {
     "lengths": torch.int32,
     "segments_q": torch.int32,
@@ -44,23 +44,23 @@ def _stream_of(index: int) -> int:
     return torch.cuda.current_stream(index).cuda_stream
 
 
-# The same without an object for the stream; as compiled graphs ask for it.
+# The same without creating a stream object; compiled graphs use this function.
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
 
 
 def _place(q: Tensor) -> tuple[int, int]:
-    """The device and its current stream; on the host, that of the emulation, for tests."""
+    """The device and its current stream; for tensors on the host, those of the emulated device, for tests."""
     index = q.get_device()
     return (index, _stream(index)) if index >= 0 else (-1, 0)
 
 
 def _allocator(q: Tensor) -> Callable[[int], Tensor]:
-    """Memory for a pass, by its size. It is PyTorch's again when the call returns, for work on the same stream."""
+    """An allocator of workspaces. PyTorch may reuse the memory when the call returns, for work on the same stream."""
     return lambda size: q.new_empty(size, dtype=torch.uint8)
 
 
 def _ready(more: list[Tensor], names: str) -> list[Tensor]:
-    """Inputs as the kernels take them."""
+    """Inputs in the form that the kernels accept."""
     found = []
     for name, t in zip(names.split(",") if names else (), more, strict=True):
         t = t.to(_INTEGERS[name]) if name in _INTEGERS else t
@@ -69,7 +69,7 @@ def _ready(more: list[Tensor], names: str) -> list[Tensor]:
 
 
 def forward_into(q, k, v, more, seed, names, description, values, lse, entropy):
-    """The forward pass into memory of these layouts."""
+    """The forward pass into given outputs, in any layout."""
     if more:
         more = _ready(more, names)
     tensors = arranged(q, k, v, more, names)
@@ -94,7 +94,7 @@ def _gradients(saved, upstream, needs, q, k, v, more, seed, names, description):
     first, rest = wanted(q, k, v, more, names, needs)
     if q.numel() == 0 or k.shape[2] == 0:
         return filled([t.zero_() for t in first], rest)
-    # Those of vectors and tables are written one number after the other.
+    # Gradients of vectors and tables are written contiguously.
     dense = lambda t: t is None or t.dim() > 2 or t.is_contiguous()  # noqa: E731
     into = [t if dense(t) else torch.zeros_like(t, memory_format=torch.contiguous_format) for t in rest]
     _qkv.cuda_backward_into(
@@ -111,7 +111,7 @@ def _gradients(saved, upstream, needs, q, k, v, more, seed, names, description):
 
 
 def values_backward(d_out, out, lse, q, k, v, description):
-    """`backward` of values alone and without further inputs: what it costs the host is what a small model waits for."""
+    """`backward` for values only and without further inputs: small models are limited by its overhead on the host."""
     gradients = (empty_gradient(q), empty_gradient(k), empty_gradient(v))
     if q.numel() == 0 or k.shape[2] == 0:
         return tuple(t.zero_() for t in gradients)
@@ -150,7 +150,7 @@ def select(q, k, v, more, seed, names, description):
 
 
 def select_backward(d_out, d_lse, d_extra, needs, q, k, v, more, seed, names, description):
-    # As on the CPU, the forward pass is computed again, and gradients are contiguous.
+    # As on the CPU, recompute the forward pass; gradients are contiguous.
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     saved = _selected(q, k, v, more, seed, names, description)
     rows = (t if t is None or t.numel() == 0 else t.contiguous() for t in (d_lse, d_extra))

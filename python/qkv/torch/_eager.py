@@ -43,7 +43,7 @@ class _Eager(torch.autograd.Function):
 
 
 class _EagerValues(torch.autograd.Function):
-    """The same for values alone and no further inputs: each output and each argument costs a microsecond or more."""
+    """The same for values only and no further inputs: each output and each argument costs a microsecond or more."""
 
     @staticmethod
     def forward(ctx, q, k, v, text):
@@ -57,7 +57,7 @@ class _EagerValues(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out):
-        # The engine records gradients of gradients only where it was asked to: `create_graph`.
+        # Autograd records the backward pass only with `create_graph`.
         return (_values_gradients_once if _recording() else _values_gradients)(ctx, d_out)
 
 
@@ -74,14 +74,14 @@ def _values_gradients(ctx, d_out):
 
 _values_gradients_once = torch.autograd.function.once_differentiable(_values_gradients)
 
-# `apply` without what it does for `torch.func`, whose transforms do not come here; tensors that left one are unwrapped.
+# `apply` without its handling of `torch.func`, whose transforms do not get here; tensors that left one are unwrapped.
 _apply = super(torch.autograd.Function, _Eager).apply
 _apply_values = super(torch.autograd.Function, _EagerValues).apply
 _unwrap = torch._C._functorch.unwrap_if_dead
 
 
 def _plain(every: tuple[Tensor, ...]) -> bool:
-    """Whether they are PyTorch's own tensors, and all on the CPU, where it exchanges them, or all on GPUs."""
+    """Whether all are plain PyTorch tensors on GPUs, or on the CPU if PyTorch has DLPack's exchange functions."""
     if every[0].is_cpu:
         for t in every:
             if type(t) not in _PLAIN_TYPES or not t.is_cpu:
@@ -123,7 +123,7 @@ def run(
 def values_of(
     q: Tensor, k: Tensor, v: Tensor, more: list[Tensor], seed: Tensor | None, names: str, text: str
 ) -> Tensor:
-    """`run` of which the values alone are wanted."""
+    """`run` that returns only the values."""
     every = (q, k, v)
     if more or seed is not None or _compiling() or _interpreters() is not None:
         return run(q, k, v, more, seed, names, text)[0]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# The optional inputs in the order in which the native module takes them; those in front have gradients.
+# The optional inputs in the order that the native module expects; the first ones have gradients.
 DIFFERENTIABLE = ("w", "w_q", "w_k", "v_score", "scale", "bias", "table", "sinks", "center")
 OPTIONAL = DIFFERENTIABLE + (
     "lengths",
@@ -21,12 +21,12 @@ OPTIONAL = DIFFERENTIABLE + (
 )
 NO_GRADIENTS = (None,) * len(DIFFERENTIABLE)
 
-# PyTorch before DLPack 1.3 exports no tensor that requires a gradient, even where none is recorded.
+# PyTorch without DLPack 1.3 does not export tensors that require a gradient, even if none is being recorded.
 EXCHANGES = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
 def sums(dtype: torch.dtype) -> torch.dtype:
-    """The type of sums of this type."""
+    """The accumulator type for this type."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -38,7 +38,7 @@ def empty_values(q: Tensor, v: Tensor) -> Tensor:
 
 
 def check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuses tensors without four axes."""
+    """Rejects tensors without four axes."""
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         shapes = ", ".join(str(list(t.shape)) for t in (q, k, v))
         raise ValueError(f"`q`, `k` and `v` have shapes {shapes}, expected [batch, heads, length, width]")
@@ -46,12 +46,12 @@ def check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 @functools.lru_cache(1024)
 def places(names: str) -> tuple[int, ...]:
-    """The places of inputs with these names, joined by commas, among all."""
+    """The indexes of inputs with these comma-separated names among all inputs."""
     return tuple(3 + OPTIONAL.index(name) for name in names.split(",")) if names else ()
 
 
 def arranged(q: Tensor, k: Tensor, v: Tensor, more: Sequence[Tensor], names: str) -> tuple[Tensor | None, ...]:
-    """All inputs in the order in which the native module takes them."""
+    """All inputs in the order that the native module expects."""
     if not more:
         return (q, k, v) if EXCHANGES else (q.detach(), k.detach(), v.detach())
     at = places(names)
@@ -67,12 +67,12 @@ def exported(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
 
 
 def number(seed: Tensor | None) -> int | None:
-    """The seed of what is drawn."""
+    """The seed as an unsigned 64-bit integer."""
     return None if seed is None else int(seed) & (2**64 - 1)
 
 
 def empty_gradient(t: Tensor) -> Tensor:
-    """Memory for a gradient, in the layout of its tensor where that has rows without gaps."""
+    """Memory for a gradient, in the layout of its tensor if the rows of that are contiguous."""
     return torch.empty_like(t) if t.stride(3) == 1 else torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
@@ -90,7 +90,7 @@ def wanted(
 
 
 def placed(first: list[Tensor], rest: list[Tensor | None], names: str) -> tuple[Tensor | None, ...]:
-    """That memory in the order in which the native module takes it."""
+    """The memory of `wanted` in the order that the native module expects."""
     gradients: list[Tensor | None] = [*first, *NO_GRADIENTS]
     for place, gradient in zip(places(names), rest, strict=True):
         if gradient is not None:

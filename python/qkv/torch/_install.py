@@ -13,7 +13,7 @@ from torch.library import Library
 from . import _cpu, _install_cuda
 from ._call import sdpa_text
 
-# The operators that PyTorch's function calls on the CPU where no weights are dropped and the mask needs no gradient.
+# The operators that PyTorch's function calls on the CPU if there is no dropout and the mask needs no gradient.
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 _BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 
@@ -46,7 +46,7 @@ def _replace(key: str, operators: dict[str, Callable[..., Any]]) -> None:
     library = Library("aten", "IMPL", key)
     _installed.append(library)
     with warnings.catch_warnings():
-        # PyTorch says that an operator is overridden: that is what was asked for.
+        # PyTorch warns that an operator is overridden, which is intended.
         warnings.simplefilter("ignore")
         for name, function in operators.items():
             library.impl(name, function)

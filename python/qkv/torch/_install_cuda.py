@@ -1,5 +1,5 @@
 """The fused operators that `F.scaled_dot_product_attention` chooses among on CUDA (flash, memory-efficient, cuDNN),
-with this library behind all three. It is the door that PyTorch opens for other implementations of flash attention
+with this library behind all three. It uses PyTorch's extension point for other implementations of flash attention
 (`torch.nn.attention.register_flash_attention_impl`): kernels for the dispatch key CUDA, with PyTorch's own schemas,
 fake tensors and derivatives. A call that is not computed here goes to PyTorch's own kernel.
 """
@@ -24,12 +24,12 @@ _NAMES = [name + suffix for name in (_FLASH, _EFFICIENT, _CUDNN) for suffix in (
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
-# PyTorch's own kernels, found before they are replaced.
+# PyTorch's own kernels, saved before they are replaced.
 _own: dict[str, Any] = {}
 
 
 def operators() -> dict[str, Callable[..., Any]]:
-    """The operators by name. They need `torch.library.get_kernel`, which older releases of PyTorch have not."""
+    """The operators by name. They need `torch.library.get_kernel`, which older releases of PyTorch lack."""
     find = getattr(torch.library, "get_kernel", None)
     if find is None:
         return {}
@@ -60,7 +60,7 @@ def _is_recent(device: int) -> bool:
 
 
 def _forward(query, key, value, attn_bias, is_causal, scale, values, rows):
-    """The forward pass into `values`; the log-sum-exp, whose last axis has `rows` entries."""
+    """Runs the forward pass into `values`; returns the log-sum-exp, whose last axis has `rows` entries."""
     b, h, n, _ = query.shape
     lse = query.new_empty((b, h, n), dtype=torch.float32)
     more, names = ([], "") if attn_bias is None else ([attn_bias], "bias")
@@ -108,7 +108,7 @@ def _efficient(
         )
     b, h, n, _ = query.shape
     values = query.new_empty((b, n, h, value.shape[3])).transpose(1, 2)
-    # PyTorch's kernel rounds rows up, and its fake tensors say so.
+    # PyTorch's kernel rounds the number of rows up, and its fake tensors have that shape.
     lse = _forward(query, key, value, attn_bias, is_causal, scale, values, (n + 31) // 32 * 32)
     seed, offset = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
     return values, lse if compute_log_sumexp else lse[..., :0], seed, offset

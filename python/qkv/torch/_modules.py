@@ -71,7 +71,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return q, k, v
 
     def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """The learned key and value, and the key of zeros, at the end; how many were added."""
+        """Keys and values with the learned pair and the pair of zeros appended; and how many were appended."""
         b, h, _, d = k.shape
         added = 0
         if self.bias_k is not None and self.bias_v is not None:

@@ -1,5 +1,5 @@
 """The operators `qkv::forward`, `qkv::select` and their backward passes: schemas, the CPU and CUDA, fake tensors,
-autograd, and functions of the form that `torch.func` asks for.
+autograd, and functions in the form that `torch.func` requires.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _kept(ctx):
 
 
 def returned(gradients, needs, more):
-    """Gradients as autograd takes them: an input without one has an empty tensor."""
+    """Gradients in the form that autograd expects: `None` for an input without one, which operators return as an empty
+    tensor."""
     first = [g if need else None for g, need in zip(gradients[:3], needs[:3], strict=True)]
     rest = [g if need and g.numel() > 0 else None for g, need in zip(gradients[3:], needs[3:], strict=True)]
     return (*first, rest if more else [], None, None, None)
@@ -109,7 +110,7 @@ register_autograd("qkv::select_backward", _no_second_derivative, lib=_LIBRARY)
 
 
 class Transformed(torch.autograd.Function):
-    """The operator for `torch.func`, whose transforms ask for a function of this form."""
+    """The operator for `torch.func`, whose transforms require a function of this form."""
 
     @staticmethod
     def forward(q, k, v, seed, names, description, *more):
@@ -136,7 +137,7 @@ class Transformed(torch.autograd.Function):
 
 
 class TransformedBackward(torch.autograd.Function):
-    """Its gradient, which has none of its own."""
+    """The gradient of `Transformed`, which is not differentiable itself."""
 
     @staticmethod
     def forward(d_out, d_lse, out, lse, q, k, v, seed, names, description, needs, *more):

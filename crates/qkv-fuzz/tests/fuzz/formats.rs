@@ -15,7 +15,7 @@ fn safetensors() {
     fuzz(&target, bodies::safetensors);
 }
 
-/// The reader that `qkv run` and the explorer share: a header from a file, then every tensor, whole and in part.
+/// The reader that `qkv run` and the explorer share: the header of a file, then every tensor, whole and in part.
 #[test]
 fn safetensors_from_a_file() {
     let words =
@@ -334,7 +334,7 @@ fn conversations() {
     fuzz(&Target { name: "conversations", shape: Shape::Text, seeds, words }, bodies::conversations);
 }
 
-/// Adapters in PEFT's format, over a model that is right.
+/// Adapters in PEFT's format, over a valid model.
 #[test]
 fn adapters() {
     let (model, folder) = (seeds::decoder(), seeds::adapters());

@@ -1,5 +1,5 @@
-//! Nearly valid requests to the explorer's server: each is answered or dropped, no handler panics, and a valid one is
-//! still answered at the end.
+//! Nearly valid requests to the explorer's server: each is answered or dropped, no handler panics, and a valid request
+//! is still answered at the end.
 
 use qkv::{Attention, Inputs, Mask, Output, OwnedInputs, Place, Tensor};
 use qkv_explore::server::{Server, Settings};
@@ -36,10 +36,10 @@ fn recording() -> Recording {
     }
 }
 
-/// Sends these bytes, and reads what comes until the end: the status, or 0 where nothing came.
+/// Sends these bytes and reads the whole response: its status, or 0 if none came.
 fn sent(address: SocketAddr, request: &[u8], patience: Duration) -> u16 {
     let mut stream = TcpStream::connect(address).expect("it listens");
-    // Half a request is not answered: nobody waits for that for long.
+    // An incomplete request is not answered, so the timeout is short.
     stream.set_read_timeout(Some(patience)).unwrap();
     let _ = stream.write_all(request);
     let mut answer = Vec::new();
@@ -52,7 +52,7 @@ fn sent(address: SocketAddr, request: &[u8], patience: Duration) -> u16 {
 fn requests() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        // Panics of other tests are theirs.
+        // Ignore panics of other tests.
         if std::thread::current().name().is_some_and(|name| name.starts_with("tokio")) {
             PANICS.fetch_add(1, Ordering::Relaxed);
         }

@@ -23,11 +23,11 @@ pub struct AttentionPool {
 }
 
 impl AttentionPool {
-    /// Over rows of width `inputs`, scored in width `width`. Parameters: `key`, `query`, and those of the score.
+    /// A pool over rows of width `inputs`, scored in width `width`. Parameters: `key`, `query`, and those of the score.
     ///
     /// # Errors
-    /// Where the description needs data that a layer does not have, or has a mask or a bias: the query has no position
-    /// among the tokens.
+    /// If the description needs data that a layer does not have, or has a mask or a bias, since the query has no
+    /// position among the tokens.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         attention: &Attention,
@@ -44,8 +44,8 @@ impl AttentionPool {
         }
         let key = Linear::new(&mut at.at("key"), inputs, width, false);
         let additive = attention.score == Score::Additive;
-        // The query of an additive score is a bias and starts at zero; for any other score that would make all scores
-        // zero.
+        // The query of an additive score is a bias and starts at zero; with any other score, a zero query would make
+        // all scores zero.
         let init = if additive { Init::Zeros } else { Init::Normal(1.0) };
         let query = at.add("query", &[1, width], init);
         let mut add = |needed: bool, name: &str, shape: &[usize], init| needed.then(|| at.add(name, shape, init));
@@ -59,12 +59,12 @@ impl AttentionPool {
         Ok(AttentionPool { attention: attention.clone(), key, query, parameters, entropy: 0.0, label: at.label() })
     }
 
-    /// With an entropy penalty: see [`AttendOptions::entropy`].
+    /// The same pool with an entropy penalty: see [`AttendOptions::entropy`].
     pub fn penalized(self, entropy: f64) -> Self {
         AttentionPool { entropy, ..self }
     }
 
-    /// Pools sequences `x [B, N, C]`, of which the first `lengths[b]` tokens are no padding: `[B, 1, C]`. A sequence
+    /// Pools sequences `x [B, N, C]`, of which the first `lengths[b]` tokens are not padding: `[B, 1, C]`. A sequence
     /// without tokens gives zeros.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! One layer of a Transformer: self-attention, cross-attention in a decoder, feed-forward, each with its norm and
+//! One layer of a Transformer: self-attention, cross-attention in a decoder, and feed-forward, each with its norm and
 //! residual connection.
 
 use super::multi_head::OutputMap;
@@ -17,10 +17,10 @@ pub enum NormPlace {
     /// Before each sublayer, and once after the last layer: trains stably without a careful warm-up.
     #[default]
     Pre,
-    /// After each residual sum, as in the original Transformer.
+    /// After each residual addition, as in the original Transformer.
     Post,
-    /// Before each sublayer and again on what it adds (Ding et al. 2021, arXiv:2105.13290), and once after the last
-    /// layer.
+    /// Before each sublayer and again on its output before the residual addition (Ding et al. 2021, arXiv:2105.13290),
+    /// and once after the last layer.
     Both,
 }
 
@@ -31,9 +31,9 @@ pub struct BlockConfig {
     pub width: usize,
     /// Inner width of the feed-forward sublayer.
     pub inner: usize,
-    /// Its activation.
+    /// The activation of the feed-forward sublayer.
     pub feed: FeedKind,
-    /// Whether its linear maps have biases.
+    /// Whether the linear maps of the feed-forward sublayer have biases.
     pub feed_bias: bool,
     /// Where the norms are applied.
     pub norm: NormPlace,
@@ -41,7 +41,7 @@ pub struct BlockConfig {
     pub norm_kind: NormKind,
     /// `ε` of the norms.
     pub epsilon: f64,
-    /// Dropout of each sublayer's output, before the residual sum.
+    /// Dropout of each sublayer's output, before the residual addition.
     pub dropout: f64,
     /// Dropout inside the feed-forward sublayer.
     pub inner_dropout: f64,
@@ -52,7 +52,7 @@ pub struct BlockConfig {
 }
 
 impl BlockConfig {
-    /// Self-attention alone, ReLU, biases, pre-norm with layer norm, no dropout.
+    /// Self-attention only, ReLU, biases, pre-norm with layer norm, no dropout.
     pub fn new(width: usize, inner: usize, own: AttentionConfig) -> Self {
         BlockConfig {
             width,
@@ -74,7 +74,7 @@ impl BlockConfig {
 #[derive(Clone, Copy, Debug)]
 struct SublayerNorm {
     norm: Norm,
-    /// Of what it adds, where the norms are on both sides.
+    /// The norm of the sublayer's output, if norms are on both sides.
     after: Option<Norm>,
 }
 
@@ -92,8 +92,8 @@ pub struct Block {
 
 impl Block {
     /// Parameters: `self_attn`, `self_attn_layer_norm`, `encoder_attn`, `encoder_attn_layer_norm`, `fc1`, `fc2`,
-    /// `gate`, `final_layer_norm`, named as in the translation models of Hugging Face; with norms on both sides
-    /// `post_self_attn_layer_norm`, `post_encoder_attn_layer_norm` and `post_final_layer_norm`, too.
+    /// `gate`, `final_layer_norm`, named as in the translation models of Hugging Face; with norms on both sides, also
+    /// `post_self_attn_layer_norm`, `post_encoder_attn_layer_norm` and `post_final_layer_norm`.
     ///
     /// # Errors
     /// As [`MultiHead::new`].
@@ -118,8 +118,8 @@ impl Block {
         Ok(Block { self_attn, self_norm, cross, feed, feed_norm, norm: *norm, dropout: *dropout })
     }
 
-    /// `x + dropout(output(sublayer(x)))`, with the norm before or after. `output` is the sublayer's last map: on a
-    /// device, the residual is added by its product.
+    /// `x + dropout(output(sublayer(x)))`, with the norm before or after. `output` is the sublayer's last map, kept
+    /// separate so that its product can also add the residual.
     fn add<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -145,19 +145,19 @@ impl Block {
         }
     }
 
-    /// Norms and last map of self-attention.
+    /// The norms and the last map of self-attention.
     fn own(&self) -> (&SublayerNorm, OutputMap) {
         (&self.self_norm, self.self_attn.output())
     }
 
-    /// Norms and last map of the feed-forward sublayer.
+    /// The norms and the last map of the feed-forward sublayer.
     fn last(&self) -> (&SublayerNorm, OutputMap) {
         (&self.feed_norm, OutputMap::plain(self.feed.output()))
     }
 
-    /// All tokens at once: `x [B, N, C]`, of which the first `lengths[b]` are no padding, rotated by `angles` where
-    /// positions are rotary; in a decoder, with the encoder's output `[B, M, C]` and its lengths. On a tape that
-    /// [recomputes](Tape::recompute), a layer without an encoder saves its input alone.
+    /// Runs the layer on all tokens `x [B, N, C]` at once, of which the first `lengths[b]` are not padding. `angles`
+    /// rotates queries and keys if positions are rotary; `memory` is, in a decoder, the encoder's output `[B, M, C]`
+    /// and its lengths. On a tape that [recomputes](Tape::recompute), a layer without `memory` saves only its input.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -193,8 +193,8 @@ impl Block {
         self.add(tape, x, self.last(), |tape, x| Ok(self.feed.inner(tape, x)))
     }
 
-    /// Packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`: each token attends within its segment.
-    /// `angles` are those of each token's position in its segment.
+    /// Runs the layer on packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`: each token attends
+    /// within its segment. `angles` are those of each token's position in its segment.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -215,8 +215,8 @@ impl Block {
         if tape.recomputes() { tape.recomputed(x, run) } else { run(tape, x) }
     }
 
-    /// Packed sequences `x [1, T, C]` of these lengths, one behind the other without padding, in an encoder. For
-    /// inference.
+    /// Runs the layer, in an encoder, on packed sequences `x [1, T, C]` of these lengths, concatenated without padding.
+    /// For inference.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -252,24 +252,24 @@ impl Block {
         Ok([Some(self.self_attn.cache(batch)), cross])
     }
 
-    /// Whether a GPU computes its self-attention.
+    /// Whether a GPU can compute its self-attention.
     pub fn runs_on_gpu(&self) -> bool {
         self.self_attn.runs_on_gpu()
     }
 
-    /// Whether a GPU computes all of its attention and that to a memory does not see positions.
+    /// Whether a GPU can compute all of its attention, and its cross-attention does not depend on positions.
     pub fn shares_memory_on_gpu(&self) -> bool {
         let cross = self.cross.as_ref().is_none_or(|(cross, _)| cross.runs_on_gpu() && !cross.sees_positions());
         self.runs_on_gpu() && cross
     }
 
-    /// A cache of self-attention for sequences whose positions a device counts.
+    /// A self-attention cache for sequences whose positions are tracked on a device.
     pub fn counted_cache<T: Float>(&self, operations: &Operations, batch: &DecodeBatch) -> KvCache<T> {
         self.self_attn.counted_cache(operations, batch)
     }
 
-    /// Decodes new tokens `x [B, new, C]`, rotated by the angles of their positions, and appends them to the first
-    /// cache. `lengths` are those of the encoder's output.
+    /// Decodes new tokens `x [B, new, C]`, with `angles` those of their positions, and appends their keys and values to
+    /// the first cache. `lengths` are those of the encoder's output.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -285,8 +285,8 @@ impl Block {
         self.step_over(tape, x, own.as_mut().expect("made by `caches`"), other.as_ref(), lengths, angles)
     }
 
-    /// Decodes the next token of each of several sequences, `x [B, 1, C]`, every one with a cache of its own and
-    /// rotated by the angles of its position, in a decoder without an encoder. For inference.
+    /// Decodes the next token of each of several sequences, `x [B, 1, C]`, in a decoder without an encoder. Each
+    /// sequence has a separate cache; `angles` are those of its position. For inference.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -301,9 +301,9 @@ impl Block {
         self.add(tape, x, self.last(), |tape, x| Ok(self.feed.inner(tape, x)))
     }
 
-    /// The same as [`step`](Block::step) with the two caches apart. Where `memory` has fewer sequences, as many that
-    /// follow each other attend to one of them, which is then read once for all: the beams of a search. Its attention
-    /// then does not see their positions.
+    /// [`step`](Block::step) with the two caches passed separately. If `memory` has fewer sequences than `x`, as in
+    /// beam search, each memory serves an equal number of consecutive sequences and is read once for all of them.
+    /// Cross-attention then must not depend on positions.
     ///
     /// # Errors
     /// As [`Tape::attend`].

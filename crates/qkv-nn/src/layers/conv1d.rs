@@ -14,8 +14,8 @@ pub struct Conv1d {
 }
 
 impl Conv1d {
-    /// From `inputs` to `outputs` channels. Parameters: `weight [O, K·I]`, the tokens of a window one after the other,
-    /// and `bias [O]`.
+    /// A convolution from `inputs` to `outputs` channels. Parameters: `weight [O, K·I]`, with the tokens of a window
+    /// one after another, and `bias [O]`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, inputs: usize, outputs: usize, windows: Windows) -> Self {
         Conv1d { map: Linear::new(at, windows.kernel * inputs, outputs, true), windows }
     }

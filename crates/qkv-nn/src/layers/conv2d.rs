@@ -10,12 +10,12 @@ use crate::tape::{Tape, Var};
 /// A convolution over images `[B, H, W, I]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Conv2d {
-    /// `weight [O, K·L·I]`: the pixels of a window row by row, the channels of each side by side; `bias [O]`.
+    /// `weight [O, K·L·I]`, with the pixels of a window row by row and the channels of each pixel adjacent; `bias [O]`.
     pub map: Linear,
 }
 
 impl Conv2d {
-    /// From `inputs` to `outputs` channels, with windows of `kernel × kernel`.
+    /// A convolution from `inputs` to `outputs` channels, with windows of `kernel × kernel`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, inputs: usize, outputs: usize, kernel: usize, bias: bool) -> Self {
         Conv2d { map: Linear::new(at, kernel * kernel * inputs, outputs, bias) }
     }
@@ -47,7 +47,7 @@ pub struct GroupNorm {
 }
 
 impl GroupNorm {
-    /// Over `channels` in `groups`. Parameters: `weight [C]` and `bias [C]`.
+    /// A norm over `channels` in `groups`. Parameters: `weight [C]` and `bias [C]`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, channels: usize, groups: usize, epsilon: f64) -> Self {
         let weight = at.add("weight", &[channels], Init::Ones);
         let bias = at.add("bias", &[channels], Init::Zeros);

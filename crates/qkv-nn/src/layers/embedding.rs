@@ -18,14 +18,14 @@ pub enum PositionKind {
     Sinusoidal,
     /// A trained vector for each position.
     Learned,
-    /// Queries and keys are rotated by angles that grow with the position (RoPE, Su et al. 2021): nothing is added
-    /// here.
+    /// Queries and keys are rotated by angles that grow with the position (RoPE, Su et al. 2021); the embedding adds
+    /// nothing.
     Rotary,
-    /// Not at all: for recurrent models, or where attention has a positional bias (ALiBi, relative).
+    /// No encoding: for recurrent models, or attention with a positional bias (ALiBi, relative).
     None,
 }
 
-/// A token embedding table, with position embeddings.
+/// A token embedding table with position embeddings.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     /// `[V, C]`.
@@ -37,8 +37,8 @@ pub struct Embedding {
     positions: usize,
 }
 
-/// Sines at even columns and cosines at odd ones: `sin(p / 10000^(2i/C))`, of every position and of `parts − 1` places
-/// between it and the next.
+/// Sines in even columns and cosines in odd ones, `sin(p / 10000^(2i/C))`, for every position and `parts − 1`
+/// fractional positions between it and the next.
 pub(super) fn sinusoids(positions: usize, parts: usize, width: usize) -> Vec<f64> {
     let mut table = vec![0.0; positions * parts * width];
     for (row_index, row) in table.chunks_exact_mut(width).enumerate() {
@@ -52,8 +52,9 @@ pub(super) fn sinusoids(positions: usize, parts: usize, width: usize) -> Vec<f64
 }
 
 impl Embedding {
-    /// For `vocabulary` tokens and `positions` positions. Embeddings are initialized with a standard deviation of
-    /// `C^(−1/2)` and multiplied by `√C`, so that the table can be tied to the output projection (Vaswani et al. 2017).
+    /// A table for `vocabulary` tokens and `positions` positions. Embeddings are initialized with a standard deviation
+    /// of `C^(−1/2)` and multiplied by `√C`, so that the table can be tied to the output projection (Vaswani et al.
+    /// 2017).
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         vocabulary: usize,
@@ -68,13 +69,13 @@ impl Embedding {
         Embedding { weight, scale: (width as f64).sqrt(), width, learned, fixed, positions }
     }
 
-    /// Without the factor `√C`, as in GPT and in recurrent models.
+    /// The same embedding without the factor `√C`, as in GPT and recurrent models.
     pub fn unscaled(mut self) -> Self {
         self.scale = 1.0;
         self
     }
 
-    /// The longest sequence; `usize::MAX` without position embeddings.
+    /// The longest sequence it accepts; `usize::MAX` without position embeddings.
     pub fn max_len(&self) -> usize {
         if self.learned.is_some() || self.fixed.is_some() { self.positions } else { usize::MAX }
     }
@@ -82,7 +83,7 @@ impl Embedding {
     /// The embeddings of `ids [B, N]`, the first at position `start`: `[B, N, C]`.
     ///
     /// # Panics
-    /// Where a sequence goes beyond [`max_len`](Embedding::max_len).
+    /// If a sequence goes beyond [`max_len`](Embedding::max_len).
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, ids: &[u32], length: usize, start: usize) -> Var<T> {
         assert!(start.saturating_add(length) <= self.max_len(), "position {} of {}", start + length, self.positions);
         let fixed: Option<Vec<T>> = self.fixed.as_ref().map(|table| {
@@ -98,10 +99,11 @@ impl Embedding {
         }
     }
 
-    /// The embeddings of the next token of each sequence, where a device counts them: `[B, 1, C]`. For inference.
+    /// The embeddings of the next token of each sequence, `[B, 1, C]`, with tokens and positions tracked on a device.
+    /// For inference.
     ///
     /// # Panics
-    /// Where there is room for more tokens than [`max_len`](Embedding::max_len).
+    /// If the batch has room for more tokens than [`max_len`](Embedding::max_len).
     pub fn forward_counted<T: Float>(&self, tape: &mut Tape<'_, T>, batch: &DecodeBatch) -> Var<T> {
         assert!(batch.room() <= self.max_len(), "{} positions of {}", batch.room(), self.positions);
         let fixed: Option<Vec<T>> = self.fixed.as_ref().map(|table| {
@@ -116,10 +118,10 @@ impl Embedding {
         tape.embedding_counted(batch, self.weight, self.scale, positions)
     }
 
-    /// The embeddings of `ids [B, N]` whose rows stand at these positions: `[B, N, C]`.
+    /// The embeddings of `ids [B, N]`, `[B, N, C]`, where column `n` of every sequence is at position `places[n]`.
     ///
     /// # Panics
-    /// Where a position goes beyond [`max_len`](Embedding::max_len).
+    /// If a position goes beyond [`max_len`](Embedding::max_len).
     pub fn forward_places<T: Float>(&self, tape: &mut Tape<'_, T>, ids: &[u32], places: &[usize]) -> Var<T> {
         let length = places.len();
         if places.iter().enumerate().all(|(at, &place)| at == place) {
@@ -139,10 +141,10 @@ impl Embedding {
         tape.add(&x, positions)
     }
 
-    /// The embeddings of tokens at arbitrary positions, `[1, T, C]`. For inference.
+    /// The embeddings of tokens at arbitrary positions, one position per token: `[1, T, C]`. For inference.
     ///
     /// # Panics
-    /// Where a position goes beyond [`max_len`](Embedding::max_len).
+    /// If a position goes beyond [`max_len`](Embedding::max_len).
     pub fn forward_at<T: Float>(&self, tape: &mut Tape<'_, T>, ids: &[u32], positions: &[u32]) -> Var<T> {
         let length = ids.len();
         let fixed: Option<Vec<T>> = self.fixed.as_ref().map(|table| {

@@ -6,30 +6,30 @@ use crate::loops::{Activation, Gate};
 use crate::tape::{Tape, Var};
 use serde::{Deserialize, Serialize};
 
-/// The activation between its two linear layers.
+/// The activation between the two linear layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FeedKind {
     /// `max(x, 0)`.
     #[default]
     Relu,
-    /// GELU by the error function.
+    /// GELU with the error function.
     Gelu,
-    /// GELU by the hyperbolic tangent.
+    /// GELU approximated with tanh.
     GeluTanh,
     /// SwiGLU: `silu(W_g x) · W₁ x` (Shazeer 2020, arXiv:2002.05202).
     #[serde(rename = "swiglu")]
     SwiGlu,
-    /// GEGLU: `gelu(W_g x) · W₁ x`, of the same paper.
+    /// GEGLU: `gelu(W_g x) · W₁ x`, from the same paper.
     #[serde(rename = "geglu")]
     GeGlu,
-    /// The same with GELU by the hyperbolic tangent, as in Gemma.
+    /// GEGLU with the tanh approximation of GELU, as in Gemma.
     #[serde(rename = "geglu-tanh")]
     GeGluTanh,
 }
 
 impl FeedKind {
-    /// What its gate goes through, where it has one.
+    /// The function of the gate, if there is one.
     pub fn gate(self) -> Option<Gate> {
         match self {
             FeedKind::Relu | FeedKind::Gelu | FeedKind::GeluTanh => None,
@@ -39,7 +39,7 @@ impl FeedKind {
         }
     }
 
-    /// The activation of one linear layer; none where there is a gate, which needs two.
+    /// The activation of the first linear layer; `Activation::None` if there is a gate, which combines two layers.
     pub fn activation(self) -> Activation {
         match self {
             FeedKind::Relu => Activation::Relu,
@@ -61,7 +61,7 @@ pub struct FeedForward {
 }
 
 impl FeedForward {
-    /// From `width` to `inner` and back. Parameters: `fc1`, `fc2`, and `gate` where it has one.
+    /// A sublayer from `width` to `inner` and back. Parameters: `fc1`, `fc2`, and `gate` if it has one.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         width: usize,
@@ -73,7 +73,7 @@ impl FeedForward {
         let fc1 = Linear::new(&mut at.at("fc1"), width, inner, bias);
         let gate = kind.gate().map(|gate| (Linear::new(&mut at.at("gate"), width, inner, bias), gate));
         let fc2 = Linear::new(&mut at.at("fc2"), inner, width, bias);
-        // What an activation leaves has few large elements, and their scale rounds the others.
+        // The output of an activation has a few large elements, whose scale makes the rounding of the others coarse.
         at.round_finely(fc2.weight);
         FeedForward { fc1, gate, fc2, activation: kind.activation(), dropout }
     }

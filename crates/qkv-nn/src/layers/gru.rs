@@ -23,8 +23,8 @@ struct Direction {
 }
 
 impl Gru {
-    /// `layers` layers of `width` over rows of width `inputs`; with `both`, each runs in both directions and gives
-    /// twice the width. Initialized uniformly within `±1/√width`, as in PyTorch. `dropout` is between layers.
+    /// `layers` layers of `width` over rows of width `inputs`; with `both`, each runs in both directions and outputs
+    /// twice the width. Initialized uniformly within `±1/√width`, as in PyTorch. `dropout` applies between layers.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         inputs: usize,
@@ -52,14 +52,14 @@ impl Gru {
         Gru { layers, width, dropout }
     }
 
-    /// A state of zeros for each layer, `[B, 1, C]`.
+    /// A zero state for each layer, `[B, 1, C]`.
     pub fn zeros<T: Float>(&self, tape: &Tape<'_, T>, batch: usize) -> Vec<Var<T>> {
         let zero = || Tensor::new(vec![T::ZERO; batch * self.width], &[batch, 1, self.width]);
         self.layers.iter().map(|_| tape.constant(zero())).collect()
     }
 
-    /// Runs over `x [B, N, I]` from the state of each layer: `[B, N, C]`, or `[B, N, 2C]` in both directions. Outputs
-    /// beyond a sequence's length are zero.
+    /// Runs over `x [B, N, I]` from the initial state of each layer: `[B, N, C]`, or `[B, N, 2C]` in both directions.
+    /// Outputs beyond a sequence's length are zero.
     pub fn forward<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,
@@ -82,10 +82,10 @@ impl Gru {
         x
     }
 
-    /// One step in one direction: `x [B, 1, I]` and the state of each layer, which is updated. Returns the last.
+    /// One step in one direction on `x [B, 1, I]`. Updates the state of each layer and returns that of the last.
     ///
     /// # Panics
-    /// Where the layers run in both directions.
+    /// If the layers run in both directions.
     pub fn step<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>, states: &mut [Var<T>]) -> Var<T> {
         let mut x = x.clone();
         for (at, (layer, state)) in self.layers.iter().zip(states).enumerate() {

@@ -1,5 +1,5 @@
-//! Keys and values of one sequence in f16, head by head: half of the bytes of f32, and a head's rows follow each other.
-//! A step of decoding reads all of them once, so that is what its attention costs.
+//! Keys and values of one sequence in f16, head by head: half the bytes of f32, and the rows of a head are contiguous.
+//! A decoding step reads all of them once, which dominates the cost of its attention.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -9,10 +9,10 @@ use qkv::{Scratch, View};
 #[derive(Debug)]
 pub(crate) struct HalfRows {
     heads: usize,
-    /// Of a key, and of a value.
+    /// Width of a key, and of a value.
     widths: [usize; 2],
     rows: [Vec<f16>; 2],
-    /// Tokens that there is memory for.
+    /// Capacity in tokens.
     room: usize,
     pub(crate) scratch: Scratch<f32>,
 }
@@ -24,7 +24,7 @@ impl Clone for HalfRows {
     }
 }
 
-/// Numbers in f16; `None` where one of them is too large.
+/// Converts numbers to f16; `None` if one of them is too large.
 pub(crate) fn halved(numbers: &[f32]) -> Option<Vec<f16>> {
     let mut halves = vec![f16::ZERO; numbers.len()];
     halves.convert_from_f32_slice(numbers);
@@ -33,13 +33,13 @@ pub(crate) fn halved(numbers: &[f32]) -> Option<Vec<f16>> {
 }
 
 impl HalfRows {
-    /// Without tokens.
+    /// An empty cache.
     pub fn new(heads: usize, widths: [usize; 2]) -> Self {
         HalfRows { heads, widths, rows: [Vec::new(), Vec::new()], room: 0, scratch: Scratch::new() }
     }
 
-    /// Puts the keys and values of tokens, `[new, Hk·D]` each, behind the `length` that are there; `false`, and nothing
-    /// is done, where a number is too large.
+    /// Appends the keys and values of tokens, `[new, Hk·D]` each, after the first `length`; returns `false` and does
+    /// nothing if a number is too large.
     #[must_use]
     pub fn append(&mut self, length: usize, new_rows: [&[f32]; 2]) -> bool {
         let [Some(keys), Some(values)] = new_rows.map(halved) else { return false };
@@ -58,7 +58,7 @@ impl HalfRows {
         true
     }
 
-    /// Makes room for so many tokens.
+    /// Makes room for `needed` tokens.
     fn reserve(&mut self, length: usize, needed: usize) {
         if needed <= self.room {
             return;
@@ -125,7 +125,7 @@ mod tests {
         let mut cache = HalfRows::new(1, [2, 2]);
         assert!(cache.append(0, [&[1.0, 2.0], &[3.0, 4.0]]));
         assert!(!cache.append(1, [&[1.0, 7e4], &[3.0, 4.0]]));
-        // What is not finite stays what it is.
+        // Non-finite numbers are preserved.
         assert!(cache.append(1, [&[f32::NAN, 2.0], &[3.0, f32::INFINITY]]));
         assert!(cache.widened(2)[0][2].is_nan());
     }

@@ -1,7 +1,7 @@
-//! The keys and values of a layer while it decodes. Rows are appended and never moved: which rows belong to a sequence
-//! is said by a table, so reordering the hypotheses of a beam search moves numbers of rows and copies no keys.
+//! The keys and values of a layer during decoding. Rows are appended and never moved: a table maps each sequence to its
+//! rows, so reordering the hypotheses of a beam search permutes row numbers and copies no keys.
 //!
-//! On a device the rows of a sequence lie in order, with room for more, and reordering copies them there.
+//! On a device the rows of a sequence are contiguous, with room for more, and reordering copies them.
 
 use super::half_rows::HalfRows;
 use crate::float::Float;
@@ -20,7 +20,7 @@ pub struct KvCache<T> {
     widths: [usize; 2],
     /// Rows of all heads, `[pages, size, Hk·D]`: keys, then values.
     rows: [Vec<T>; 2],
-    /// Tokens of a page: 1 where the cache grows, or all tokens of a memory.
+    /// Tokens per page: 1 in a cache that grows, or all tokens of a fixed memory.
     size: usize,
     pages: usize,
     /// The pages of each sequence, `[B, room]`.
@@ -28,11 +28,11 @@ pub struct KvCache<T> {
     room: usize,
     batch: usize,
     length: usize,
-    /// Whether there is one sequence and its rows lie in order.
+    /// Whether there is a single sequence whose rows are in order.
     in_order: bool,
-    /// The rows in f16, where [`keep_half`](KvCache::keep_half) asked for that; those above are then not used.
+    /// The rows in f16, if [`keep_half`](KvCache::keep_half) was called; `rows` is then unused.
     half: Option<HalfRows>,
-    /// The rows, where a device computes them; those above are then not used.
+    /// The rows in device memory, if they are computed there; `rows` is then unused.
     device: Option<DeviceRows>,
 }
 
@@ -42,15 +42,15 @@ struct DeviceRows {
     operations: Operations,
     /// `[B, room, Hk·D]`: keys, then values.
     arrays: [Array; 2],
-    /// Tokens that there is memory for.
+    /// Capacity in tokens.
     room: usize,
-    /// Where the device counts the positions of sequences.
+    /// The sequences, if the device tracks their positions.
     batch: Option<DecodeBatch>,
-    /// The number of rows of each sequence, i32, where they are kept there.
+    /// The number of rows of each sequence, i32, if kept on the device.
     lengths: Option<Array>,
 }
 
-/// Tokens for which a cache on a device has room at first.
+/// Initial capacity, in tokens, of a cache on a device.
 const FIRST_ROOM: usize = 64;
 
 impl<T: Float> KvCache<T> {
@@ -72,7 +72,7 @@ impl<T: Float> KvCache<T> {
         }
     }
 
-    /// A cache of sequences whose positions a device counts: new rows go where each of them stands.
+    /// A cache for sequences whose positions are tracked on a device: a new row is written at its sequence's position.
     pub fn counted(operations: &Operations, batch: &DecodeBatch, heads: Heads, widths: [usize; 2]) -> Self {
         let (sequences, room) = (batch.len(), batch.room());
         let zeros = |width| operations.zeros(operations.activation_kind(), sequences * room * width, "a cache");
@@ -87,11 +87,11 @@ impl<T: Float> KvCache<T> {
         KvCache { device, ..KvCache::new(sequences, heads, widths) }
     }
 
-    /// Copies the first `tokens` rows of a sequence of another cache into a [counted](KvCache::counted) one, as those
-    /// of `sequence`.
+    /// Copies the first `tokens` rows of sequence `from` of another cache into sequence `sequence` of this
+    /// [counted](KvCache::counted) one.
     ///
     /// # Panics
-    /// Where either is another kind of cache, there are fewer rows, or there is not room enough.
+    /// If this cache is not counted, the other is not on a device or has fewer rows, or there is not enough room.
     pub fn put(&mut self, sequence: usize, other: &KvCache<T>, from: usize, tokens: usize) {
         let (Some(to), Some(rows)) = (&self.device, &other.device) else { panic!("both caches are on a device") };
         assert!(to.batch.is_some() && tokens <= other.length && tokens <= to.room, "a sequence into a counted cache");
@@ -102,7 +102,7 @@ impl<T: Float> KvCache<T> {
         }
     }
 
-    /// Number of cached tokens; 0 where a device counts them.
+    /// Number of cached tokens; 0 if positions are tracked on a device.
     pub fn len(&self) -> usize {
         self.length
     }
@@ -117,7 +117,7 @@ impl<T: Float> KvCache<T> {
         self.batch
     }
 
-    /// Whether keys and values of a token have these widths, all heads together.
+    /// Whether the keys and values of a token have these widths, over all heads.
     pub(crate) fn has_widths(&self, widths: [usize; 2]) -> bool {
         self.widths.map(|width| self.heads * width) == widths
     }
@@ -137,7 +137,7 @@ impl<T: Float> KvCache<T> {
     /// Appends the keys `[B, new, Hk·D]` and values `[B, new, Hk·Dv]` of new tokens.
     ///
     /// # Errors
-    /// Where the shapes differ, or the cache is too large.
+    /// If the shapes differ, or the cache is too large.
     pub fn append(&mut self, k: &Tensor<T>, v: &Tensor<T>) -> qkv::Result<()> {
         let new = self.check(k, v)?;
         if let Some(operations) = k.operations().filter(|_| self.pages == 0) {
@@ -168,20 +168,20 @@ impl<T: Float> KvCache<T> {
         Ok(())
     }
 
-    /// Keeps the rows of one sequence in f16 from here on, if it has none yet and they are on the host; a number that
-    /// f16 does not have ends that.
+    /// Stores rows in f16 from now on, if the cache is empty, on the host and of one sequence; a number that overflows
+    /// f16 switches back to `T`.
     pub fn keep_half(&mut self) {
         if self.batch == 1 && self.length == 0 && self.half.is_none() && self.device.is_none() {
             self.half = Some(HalfRows::new(self.heads, self.widths));
         }
     }
 
-    /// Its rows in f16, if that is how it has them.
+    /// The rows in f16, if that is how they are stored.
     pub(crate) fn half(&self) -> Option<&HalfRows> {
         self.half.as_ref()
     }
 
-    /// Has its rows as `T` again.
+    /// Converts rows in f16 back to `T`.
     fn widen(&mut self) {
         if let Some(half) = self.half.take() {
             self.rows = half.widened(self.length).map(T::from_floats);
@@ -191,12 +191,12 @@ impl<T: Float> KvCache<T> {
         }
     }
 
-    /// Appends to a [counted](KvCache::counted) cache the keys and values of the next token of each sequence, `[B, 1,
-    /// Hk·D]`, turned by the angles of its position, and turns the queries, which it returns; `None`, and nothing is
-    /// done, where this is another cache.
+    /// Appends the keys and values of the next token of each sequence, `[B, 1, Hk·D]`, to a [counted](KvCache::counted)
+    /// cache, with keys rotated by the angles of their positions, and returns the queries, rotated likewise. Returns
+    /// `None` and does nothing if the cache is not counted.
     ///
     /// # Errors
-    /// Where the shapes differ.
+    /// If the shapes differ.
     pub(crate) fn append_counted(
         &mut self,
         q: &Tensor<T>,
@@ -212,15 +212,15 @@ impl<T: Float> KvCache<T> {
         Ok(Some(q))
     }
 
-    /// Where the next token of each sequence of a [counted](KvCache::counted) cache goes.
+    /// The slots for the next token of each sequence in a [counted](KvCache::counted) cache.
     pub(crate) fn counted_end<'a>(&'a self, angles: Option<&'a Angles<T>>) -> Option<(&'a Operations, CacheEnd<'a>)> {
         let DeviceRows { operations, arrays, batch: Some(batch), .. } = self.device.as_ref()? else { return None };
         let angles = angles.and_then(Angles::on_device).map(|tables| tables.each_ref());
         Some((operations, CacheEnd { caches: arrays.each_ref(), angles, batch }))
     }
 
-    /// Fills an empty cache with a memory that does not grow: sequences that [`select`](KvCache::select) repeats share
-    /// its rows.
+    /// Fills an empty cache with a memory of fixed length. On the host, sequences that [`select`](KvCache::select)
+    /// repeats share its rows.
     ///
     /// # Errors
     /// As [`append`](KvCache::append).
@@ -239,8 +239,8 @@ impl<T: Float> KvCache<T> {
         Ok(())
     }
 
-    /// Keeps the lengths of a memory on the device that has it, so that attention to it copies nothing there: those of
-    /// its sequences, or all of it.
+    /// Keeps the lengths of a memory's sequences on its device, so that attention to it copies nothing there. Without
+    /// `lengths`, every sequence has the full length.
     pub fn keep_lengths(&mut self, lengths: Option<&[usize]>) {
         let (batch, length) = (self.batch, self.length);
         if let Some(DeviceRows { operations, lengths: kept, .. }) = &mut self.device {
@@ -249,17 +249,17 @@ impl<T: Float> KvCache<T> {
         }
     }
 
-    /// The lengths that are kept on a device.
+    /// The lengths kept on a device.
     pub(crate) fn kept_lengths(&self) -> Option<&Array> {
         self.device.as_ref()?.lengths.as_ref()
     }
 
-    /// Keys and values of a [counted](KvCache::counted) cache.
+    /// The keys and values of a [counted](KvCache::counted) cache.
     pub(crate) fn counted_rows(&self) -> Option<&[Array; 2]> {
         self.device.as_ref().filter(|rows| rows.batch.is_some()).map(|rows| &rows.arrays)
     }
 
-    /// Copies new rows behind those of each sequence.
+    /// Copies new rows after those of each sequence.
     fn append_on_device(&mut self, operations: &Operations, new_rows: [&Tensor<T>; 2], new: usize) {
         let widths = self.widths.map(|width| self.heads * width);
         let (batch, needed) = (self.batch, self.length + new);
@@ -275,7 +275,7 @@ impl<T: Float> KvCache<T> {
         let arrays = rows.arrays.map(|mut array| {
             let (width, fresh) = (widths[at], new_rows[at].array(operations));
             at += 1;
-            // A clone of the cache keeps what it has.
+            // Arrays shared with a clone of the cache must not change.
             if room > rows.room || !array.is_unshared() {
                 let larger = operations.zeros(operations.activation_kind(), batch * room * width, "a cache");
                 let there = [batch, self.length * width];
@@ -291,17 +291,17 @@ impl<T: Float> KvCache<T> {
         self.length = needed;
     }
 
-    /// The sequences, where a device counts their positions.
+    /// The sequences, if a device tracks their positions.
     pub(crate) fn decode_batch(&self) -> Option<&DecodeBatch> {
         self.device.as_ref()?.batch.as_ref()
     }
 
-    /// The rows on a device, `[B, room, Hk·D]`, and the room.
+    /// The rows on a device, `[B, room, Hk·D]`, and the capacity `room`.
     pub(crate) fn on_device(&self) -> Option<([Array; 2], usize)> {
         self.device.as_ref().map(|rows| (rows.arrays.clone(), rows.room))
     }
 
-    /// This cache with its rows on the host, as `T`.
+    /// The cache with its rows on the host, as `T`.
     pub(crate) fn on_host(&self) -> Cow<'_, KvCache<T>> {
         if self.half.is_some() {
             let mut widened = self.clone();
@@ -328,10 +328,11 @@ impl<T: Float> KvCache<T> {
         (self.table, self.room) = (table, room);
     }
 
-    /// Keeps these sequences, in this order; one may be kept several times, as beam search does. No key is copied.
+    /// Keeps these sequences in this order; one may be repeated, as in beam search. On the host, no key is copied
+    /// unless the rows are in f16.
     ///
     /// # Panics
-    /// Where there is no such sequence.
+    /// If there is no such sequence.
     pub fn select(&mut self, sequences: &[usize]) {
         if sequences.iter().copied().eq(0..self.batch) {
             return;
@@ -357,12 +358,12 @@ impl<T: Float> KvCache<T> {
         self.in_order = false;
     }
 
-    /// The keys, `[B, Hk, length, D]`, where they lie.
+    /// The keys, `[B, Hk, length, D]`, borrowed in place.
     pub(crate) fn keys(&self) -> qkv::Result<Source<'_, T>> {
         self.source(0)
     }
 
-    /// The values, `[B, Hk, length, Dv]`, where they lie.
+    /// The values, `[B, Hk, length, Dv]`, borrowed in place.
     pub(crate) fn values(&self) -> qkv::Result<Source<'_, T>> {
         self.source(1)
     }

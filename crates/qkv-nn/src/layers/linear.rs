@@ -16,12 +16,12 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// From `inputs` to `outputs`, the matrix initialized by [`Init::Xavier`], the bias by zeros.
+    /// A layer from `inputs` to `outputs`, with the matrix initialized by [`Init::Xavier`] and the bias with zeros.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, inputs: usize, outputs: usize, bias: bool) -> Self {
         Linear::with_init(at, inputs, outputs, bias, Init::Xavier)
     }
 
-    /// With another initialization.
+    /// A layer with another initialization of the matrix; a bias is uniform too if the matrix is, and zero otherwise.
     pub fn with_init<T: Float>(at: &mut Builder<'_, T>, inputs: usize, outputs: usize, bias: bool, init: Init) -> Self {
         let weight = at.add("weight", &[outputs, inputs], init);
         let begin = if let Init::Uniform(_) = init { init } else { Init::Zeros };

@@ -1,5 +1,5 @@
 //! Layers. A layer holds handles and is cheap to clone; the elements are in [`Parameters`](crate::Parameters), under
-//! names that the layer chose.
+//! names that the layer chooses.
 //!
 //! ```
 //! use qkv::{Attention, Mask};

@@ -1,5 +1,5 @@
-//! Multi-head attention with its four projections, W_Q, W_K, W_V and W_O (Vaswani et al. 2017): self or cross, any
-//! attention of the library, with a cache for decoding.
+//! Multi-head attention with its four projections, W_Q, W_K, W_V and W_O (Vaswani et al. 2017): self- or
+//! cross-attention with any mechanism of the library, and a cache for decoding.
 
 use super::{Builder, KvCache, Linear, Norm, NormKind};
 use crate::float::Float;
@@ -17,7 +17,7 @@ use qkv_cuda::Cuda;
 use qkv_cuda::operations::{DecodeBatch, Operations};
 use std::sync::Arc;
 
-/// The attention of a layer.
+/// The configuration of a layer's attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionConfig {
     /// The description.
@@ -28,22 +28,22 @@ pub struct AttentionConfig {
     pub head_width: Option<usize>,
     /// Whether the projections of queries, keys and values have biases.
     pub bias: bool,
-    /// Whether the output projection has one.
+    /// Whether the output projection has a bias.
     pub out_bias: bool,
-    /// `ε` of an RMS norm of each head of queries and keys, before they are rotated (Henry et al. 2020,
-    /// arXiv:2010.04245), where there is one.
+    /// `ε` of an RMS norm of each query and key head before rotation (Henry et al. 2020, arXiv:2010.04245); `None` for
+    /// no norm.
     pub head_norm: Option<f64>,
     /// Whether a second output projection is the gate of the first: attention on attention (Huang et al. 2019,
     /// arXiv:1908.06954), without the query.
     pub gated: bool,
     /// Weight of the entropy penalty: see [`AttendOptions::entropy`].
     pub entropy: f64,
-    /// Guidance towards the diagonal, in training.
+    /// Guidance towards the diagonal in training.
     pub guide: Option<Guide>,
 }
 
 impl AttentionConfig {
-    /// With all biases, head width `C / Hq`, no norm of heads, no gate, no penalty and no guide.
+    /// All biases, head width `C / Hq`, no norm of heads, no gate, no penalty and no guide.
     pub fn new(attention: Attention, heads: Heads) -> Self {
         AttentionConfig {
             attention,
@@ -59,7 +59,7 @@ impl AttentionConfig {
     }
 }
 
-/// The last map of a sublayer: a linear layer, perhaps with a second one as its gate.
+/// The last map of a sublayer: a linear layer, optionally gated by a second one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OutputMap {
     linear: Linear,
@@ -67,12 +67,12 @@ pub(super) struct OutputMap {
 }
 
 impl OutputMap {
-    /// Without a gate.
+    /// A map without a gate.
     pub fn plain(linear: Linear) -> OutputMap {
         OutputMap { linear, gate: None }
     }
 
-    /// `W x + b`, times the sigmoid of the gate where there is one.
+    /// `W x + b`, times the sigmoid of the gate if there is one.
     pub fn forward<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>) -> Var<T> {
         let Some(gate) = self.gate else { return self.linear.forward(tape, x) };
         let both = [self.linear, gate].map(|linear| (linear.weight, linear.bias));
@@ -97,7 +97,7 @@ pub struct MultiHead {
     k: Linear,
     v: Linear,
     out: OutputMap,
-    /// Of each head of queries, and of keys.
+    /// The norm of each query head, and of each key head.
     norms: Option<[Norm; 2]>,
     parameters: ScoreParameters,
     config: AttentionConfig,
@@ -105,7 +105,7 @@ pub struct MultiHead {
     label: Arc<str>,
 }
 
-/// Refuses descriptions that need data a layer does not have.
+/// Rejects descriptions that need data which a layer does not have.
 pub(super) fn check(attention: &Attention) -> qkv::Result<()> {
     let needs = |tensor, needed_by| Err(qkv::Error::Missing { tensor, needed_by });
     if attention.bias.wants_tensor() {
@@ -121,11 +121,12 @@ pub(super) fn check(attention: &Attention) -> qkv::Result<()> {
 }
 
 impl MultiHead {
-    /// For rows of `width`. Parameters: `q_proj`, `k_proj`, `v_proj`, `out_proj`, `out_gate`, `q_norm`, `k_norm`, and
-    /// those of the score.
+    /// A layer for rows of `width`. Parameters: `q_proj`, `k_proj`, `v_proj`, `out_proj`, `out_gate`, `q_norm`,
+    /// `k_norm`, and those of the score.
     ///
     /// # Errors
-    /// Where the heads do not divide the width, or the description needs data that a layer does not have.
+    /// If the query heads do not divide the width and `head_width` is `None`, the key/value heads do not divide the
+    /// query heads, or the description needs data that a layer does not have.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, width: usize, config: &AttentionConfig) -> qkv::Result<Self> {
         let Heads { query, key } = config.heads;
         qkv::Heads::new(query, key)?;
@@ -163,7 +164,7 @@ impl MultiHead {
         Ok(MultiHead { q, k, v, out, norms, parameters, config: config.clone(), head_width, label: at.label() })
     }
 
-    /// Queries or keys, `[B, N, H·D]`, every head normalized by one of the two norms.
+    /// Queries or keys, `[B, N, H·D]`, with every head normalized: `which` selects the norm of queries (0) or keys (1).
     fn normalized_head<T: Float>(&self, tape: &mut Tape<'_, T>, which: usize, y: Var<T>) -> Var<T> {
         let Some(norms) = &self.norms else { return y };
         let shape = y.shape().to_vec();
@@ -188,9 +189,9 @@ impl MultiHead {
         AttendOptions { label: &self.label, heads, parameters, entropy, ..AttendOptions::new(attention) }
     }
 
-    /// Attends from `x [B, N, C]` to `memory [B, M, C]`, which is `x` itself in self-attention: `[B, N, C]`. Where
-    /// sequences are padded, `key_lengths` counts the tokens of each memory and `query_lengths` those of `x`, `[B]`
-    /// each. `angles` rotates queries and keys by their positions.
+    /// Attends from `x [B, N, C]` to `memory [B, M, C]`, which is `x` itself in self-attention: `[B, N, C]`. If
+    /// sequences are padded, `key_lengths` and `query_lengths`, `[B]` each, count the tokens of each memory and of each
+    /// sequence in `x`. `angles` rotates queries and keys by their positions.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -232,7 +233,7 @@ impl MultiHead {
         tape.attend(&q, &k, &v, None, &options)
     }
 
-    /// The heads of packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`. A token attends within
+    /// The heads for packed sequences, `x [B, N, C]` with the segment of each token, `[B, N]`. A token attends within
     /// its segment. `angles` are those of each token's position in its segment.
     ///
     /// # Errors
@@ -251,7 +252,7 @@ impl MultiHead {
         tape.attend(&q, &k, &v, None, &options)
     }
 
-    /// The heads within packed sequences `x [1, T, C]` of these lengths. For inference; see [`Tape::attend_packed`].
+    /// The heads for packed sequences `x [1, T, C]` of these lengths. For inference; see [`Tape::attend_packed`].
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -271,7 +272,7 @@ impl MultiHead {
         KvCache::new(batch, self.config.heads, [self.head_width; 2])
     }
 
-    /// Whether a GPU computes its attention.
+    /// Whether a GPU can compute its attention.
     pub fn runs_on_gpu(&self) -> bool {
         let attention = &self.config.attention;
         Cuda::supports(attention).is_ok() && attention.mask.lsh_buckets().is_none()
@@ -283,7 +284,7 @@ impl MultiHead {
         attention.mask != qkv::Mask::full() || attention.bias != qkv::Bias::none() || attention.local.is_some()
     }
 
-    /// A cache for sequences whose positions a device counts.
+    /// A cache for sequences whose positions are tracked on a device.
     pub fn counted_cache<T: Float>(&self, operations: &Operations, batch: &DecodeBatch) -> KvCache<T> {
         KvCache::counted(operations, batch, self.config.heads, [self.head_width; 2])
     }
@@ -291,14 +292,14 @@ impl MultiHead {
     /// Fills an empty cache with the keys and values of `memory [B, M, C]`.
     ///
     /// # Errors
-    /// Where the cache is for another number of sequences.
+    /// If the cache has another number of sequences.
     pub fn fill<T: Float>(&self, tape: &mut Tape<'_, T>, memory: &Var<T>, cache: &mut KvCache<T>) -> qkv::Result<()> {
         let [k, v] = tape.linear_together(memory, [self.k, self.v].map(|linear| (linear.weight, linear.bias)));
         let k = self.normalized_head(tape, 1, k);
         cache.fill(k.value(), v.value())
     }
 
-    /// The heads of new tokens `x [B, new, C]`: appends their keys and values to the cache, then attends to all of it.
+    /// The heads for new tokens `x [B, new, C]`: appends their keys and values to the cache, then attends to all of it.
     /// `angles` are those of the new positions.
     ///
     /// # Errors
@@ -325,7 +326,7 @@ impl MultiHead {
         let [q, k] = [q, k].map(|y| rotated(tape, y, angles));
         self.choose_rows(tape, cache);
         cache.append(k.value(), v.value())?;
-        // A prompt into an empty cache is a full forward pass, in tiles.
+        // A prompt for an empty cache is a full forward pass, in tiles.
         if start == 0 && x.shape()[1] > 1 {
             tape.attend(&q, &k, &v, None, &self.options())
         } else {
@@ -333,15 +334,16 @@ impl MultiHead {
         }
     }
 
-    /// An empty cache of a layer whose weights are quantized has its rows in f16, which rounds far less than they do.
+    /// If the layer's weights are quantized, an empty cache stores its rows in f16, whose rounding error is far smaller
+    /// than that of the weights.
     fn choose_rows<T: Float>(&self, tape: &Tape<'_, T>, cache: &mut KvCache<T>) {
         if tape.parameters.has_quantized(self.k.weight) && tape.machine.cuda().is_none() {
             cache.keep_half();
         }
     }
 
-    /// The heads of the next token of each of several sequences, `x [B, 1, C]`, every one with a cache of its own, to
-    /// which its key and value are appended: `[B, 1, Hq·D]`. `angles` are those of their positions.
+    /// The heads for the next token of each of several sequences, `x [B, 1, C]`, each with a separate cache, to which
+    /// its key and value are appended: `[B, 1, Hq·D]`. `angles` are those of their positions.
     ///
     /// # Errors
     /// As [`Tape::attend`].
@@ -367,7 +369,7 @@ impl MultiHead {
         Ok(tape.constant(Tensor::new(heads, &[caches.len(), 1, q.value().width()])))
     }
 
-    /// The heads of new tokens `x [B, new, C]`, the first at position `start`, over a cache that stays as it is: the
+    /// The heads for new tokens `x [B, new, C]`, the first at position `start`, over a cache that is not modified: the
     /// cross-attention of a decoding step.
     ///
     /// # Errors

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NormKind {
-    /// Layer norm: mean subtracted, divided by the standard deviation, with gain and bias (Ba et al. 2016,
+    /// Layer norm: subtracts the mean and divides by the standard deviation, with gain and bias (Ba et al. 2016,
     /// arXiv:1607.06450).
     #[default]
     Layer,
-    /// RMS norm: divided by the root mean square, with a gain (Zhang and Sennrich 2019, arXiv:1910.07467).
+    /// RMS norm: divides by the root mean square, with a gain (Zhang and Sennrich 2019, arXiv:1910.07467).
     Rms,
 }
 
@@ -22,7 +22,7 @@ pub enum NormKind {
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
     weight: Param,
-    /// Of layer norm only.
+    /// Only in layer norm.
     bias: Option<Param>,
     epsilon: f64,
 }
@@ -31,7 +31,7 @@ impl Norm {
     /// PyTorch's `ε`.
     pub const EPSILON: f64 = 1e-5;
 
-    /// For rows of `width`.
+    /// A norm of rows of `width`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, width: usize, kind: NormKind, epsilon: f64) -> Self {
         let weight = at.add("weight", &[width], Init::Ones);
         let bias = (kind == NormKind::Layer).then(|| at.add("bias", &[width], Init::Zeros));

@@ -1,5 +1,5 @@
-//! The attention of a recurrent decoder, one query a step: Bahdanau's, from the state before the step, and Luong's,
-//! from the state after it. Projected keys are computed once for all steps.
+//! The attention of a recurrent decoder, one query per step: Bahdanau's, from the state before the step, and Luong's,
+//! from the state after it. Keys are projected once for all steps.
 
 use super::{Builder, Linear};
 use crate::float::Float;
@@ -20,7 +20,7 @@ pub enum AttentionStyle {
     /// arXiv:1409.0473).
     #[default]
     Bahdanau,
-    /// The state after the step; the context joins the state before the output layer (Luong et al. 2015,
+    /// The state after the step; the context is joined to the state ahead of the output layer (Luong et al. 2015,
     /// arXiv:1508.04025).
     Luong,
 }
@@ -52,7 +52,7 @@ impl<T: Float> RecurrentMemory<T> {
         &self.values
     }
 
-    /// Reorders the sequences to these, with repetitions, as beam search does. For inference.
+    /// Keeps these sequences in this order, possibly with repetitions, as in beam search. For inference.
     pub fn select(&mut self, tape: &Tape<'_, T>, sequences: &[usize]) {
         self.keys = tape.constant(self.keys.value().select(sequences));
         self.values = tape.constant(self.values.value().select(sequences));
@@ -61,19 +61,19 @@ impl<T: Float> RecurrentMemory<T> {
         }
     }
 
-    /// Number of tokens of each sequence, where they are padded.
+    /// Number of tokens of each sequence, if they are padded.
     pub fn lengths(&self) -> Option<&[usize]> {
         self.lengths.as_deref()
     }
 }
 
 impl RecurrentAttention {
-    /// From states of width `query` to memories of width `key`. The additive score projects both to `width`; dot and
-    /// scaled-dot project the query where the widths differ; general has its matrix. With `local`, two linear maps
-    /// predict the center (Luong's local-p).
+    /// Attention from states of width `query` to memories of width `key`. The additive score projects both to `width`;
+    /// other scores project the query if the widths differ, except general, which uses its own matrix. With `local`,
+    /// two linear maps predict the center (Luong's local-p).
     ///
     /// # Errors
-    /// Where the score is none of these.
+    /// None at present.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         attention: &Attention,
@@ -102,7 +102,7 @@ impl RecurrentAttention {
         Ok(RecurrentAttention { attention, query: q, key: k, parameters, center, entropy, label })
     }
 
-    /// Projects the keys of the encoder's states `values [B, M, C]`, of which the first `lengths[b]` are no padding.
+    /// Projects the encoder's states `values [B, M, C]`, of which the first `lengths[b]` are not padding, to keys.
     pub fn memory<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,

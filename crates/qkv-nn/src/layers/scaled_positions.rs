@@ -7,9 +7,9 @@ use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
-/// Sines and cosines of the position, each channel with a trained factor: how fast positions matter is learned, and
-/// sides that go at different speeds, such as letters and sounds, learn different factors (Li et al. 2019,
-/// arXiv:1809.08895, with one factor for all channels).
+/// Sines and cosines of the position, with a trained factor for each channel. The model learns the amplitude of each
+/// channel, so that sequences which advance at different speeds, such as letters and sounds, can have different factors
+/// (Li et al. 2019, arXiv:1809.08895, with one factor for all channels).
 #[derive(Clone, Debug)]
 pub struct ScaledPositions {
     table: Arc<Vec<f64>>,
@@ -19,27 +19,27 @@ pub struct ScaledPositions {
 }
 
 impl ScaledPositions {
-    /// For `positions` positions of an even width. Parameter: `weight [C]`.
+    /// Encodings for `positions` positions, of an even width. Parameter: `weight [C]`.
     pub fn new<T: Float>(at: &mut Builder<'_, T>, positions: usize, width: usize) -> Self {
         Self::in_parts(at, positions, 1, width)
     }
 
-    /// The same, with places between positions: the `parts`-th parts of the way to the next one.
+    /// The same, with fractional positions: each step from one position to the next is divided into `parts` parts.
     pub fn in_parts<T: Float>(at: &mut Builder<'_, T>, positions: usize, parts: usize, width: usize) -> Self {
-        // A sine and its cosine have a mean square of ½, so an RMS norm of a row is the row times √2 and its gain.
+        // The mean square of a sine and its cosine is ½, so an RMS norm multiplies a row by √2 and the gain.
         let factors = Norm::new(at, width, NormKind::Rms, 0.0);
         ScaledPositions { table: Arc::new(sinusoids(positions, parts, width)), factors, width, parts }
     }
 
-    /// The longest sequence.
+    /// The longest sequence it accepts.
     pub fn max_len(&self) -> usize {
         self.table.len() / self.width / self.parts
     }
 
-    /// Adds them to `x [B, N, C]`, whose first token is at position `start`.
+    /// Adds the encodings to `x [B, N, C]`, whose first token is at position `start`.
     ///
     /// # Panics
-    /// Where a sequence goes beyond [`max_len`](ScaledPositions::max_len).
+    /// If a sequence goes beyond [`max_len`](ScaledPositions::max_len).
     pub fn add<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>, start: usize) -> Var<T> {
         let &[batch, length, width] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
         assert!(start + length <= self.max_len(), "position {} of {}", start + length, self.max_len());
@@ -49,10 +49,11 @@ impl ScaledPositions {
         self.add_rows(tape, x, Tensor::new(rows, &[1, length, width]), &places)
     }
 
-    /// Adds to each token of `x [B, N, C]` the position of its place, `[B, N]`: fractions are rounded down to parts.
+    /// Adds to each token of `x [B, N, C]` the encoding of its place, `[B, N]`; fractional places are rounded down to
+    /// whole parts.
     ///
     /// # Panics
-    /// Where there is not a place for each token, or one is not among the positions.
+    /// If the number of places is not that of the tokens, or a place is not within the positions.
     pub fn add_at<T: Float>(&self, tape: &mut Tape<'_, T>, x: &Var<T>, places: &[f32]) -> Var<T> {
         let &[batch, length, width] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
         assert_eq!(places.len(), batch * length, "a place for each token");
@@ -66,7 +67,7 @@ impl ScaledPositions {
         self.add_rows(tape, x, rows, &places)
     }
 
-    /// Adds to `x [B, N, C]` scaled rows `[1, R, C]` of the table, of each token that which its place names.
+    /// Adds to each token of `x [B, N, C]` the scaled row of `rows [1, R, C]` at the index in `places`.
     fn add_rows<T: Float>(
         &self,
         tape: &mut Tape<'_, T>,

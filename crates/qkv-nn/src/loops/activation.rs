@@ -1,4 +1,4 @@
-//! Bias, activation and dropout of a row, and their gradient.
+//! Bias, activation and dropout of a row, and the activation's gradient.
 
 use qkv_simd::pass::{Pass, Smooth};
 use serde::{Deserialize, Serialize};
@@ -12,9 +12,9 @@ pub enum Activation {
     None,
     /// `max(x, 0)`.
     Relu,
-    /// `x Φ(x)` by the error function (Hendrycks and Gimpel 2016).
+    /// `x Φ(x)` with the error function (Hendrycks and Gimpel 2016).
     Gelu,
-    /// Its approximation by the hyperbolic tangent, `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`, as in GPT-2.
+    /// Its approximation with tanh, `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`, as in GPT-2.
     #[serde(rename = "gelu-tanh")]
     GeluTanh,
     /// The hyperbolic tangent.
@@ -23,7 +23,7 @@ pub enum Activation {
     Sigmoid,
 }
 
-/// The constants of GELU's approximation.
+/// The constants of GELU's tanh approximation.
 const ROOT: f64 = 0.797_884_560_802_865_4;
 
 const CUBE: f64 = 0.044_715;
@@ -148,7 +148,7 @@ impl<T: Smooth> Pass for ActivationGradient<'_, T> {
                     *g *= gelu_tanh_slope(x);
                 }
             }
-            // The output before dropout; what was dropped has no gradient.
+            // The saved output includes dropout, so undo its scale; dropped elements have no gradient.
             Activation::Tanh => {
                 let unscaled = T::ONE / self.scale;
                 for (g, &y) in pairs {

@@ -11,7 +11,7 @@ pub struct RowLoss {
     pub(crate) right: bool,
 }
 
-/// The loss of one row of logits; the logits are replaced by their gradient.
+/// The loss of one row of logits; with `gradient`, the logits are replaced by their gradient.
 pub struct CrossEntropyRow<'a, T> {
     pub(crate) scores: &'a mut [T],
     pub(crate) bias: Option<&'a [T]>,

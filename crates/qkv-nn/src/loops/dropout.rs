@@ -2,7 +2,7 @@
 
 use qkv_simd::pass::{Pass, Smooth};
 
-/// Elements whose bit is set times `scale`, zero elsewhere.
+/// Multiplies elements whose bit is set by `scale` and zeroes the others.
 pub struct ApplyDropout<'a, T> {
     pub(crate) row: &'a mut [T],
     pub(crate) words: &'a [u64],

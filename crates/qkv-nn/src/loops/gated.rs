@@ -3,14 +3,14 @@
 use super::activation::{gelu_tanh, gelu_tanh_slope};
 use qkv_simd::pass::{Pass, Smooth};
 
-/// What is made of a gate before it multiplies.
+/// The function applied to a gate before the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// `x / (1 + e⁻ˣ)`: SwiGLU.
     Silu,
     /// `x Φ(x)`: GEGLU.
     Gelu,
-    /// Its approximation by the hyperbolic tangent: GEGLU in Gemma.
+    /// Its approximation with tanh: GEGLU in Gemma.
     GeluTanh,
     /// `1 / (1 + e⁻ˣ)`: GLU.
     Sigmoid,
@@ -48,7 +48,7 @@ impl<T: Smooth> Pass for Gated<'_, T> {
     }
 }
 
-/// Replaces the gradient of the output by that of `up` and writes that of `gate`.
+/// Replaces the gradient of the output with that of `up` and writes that of `gate`.
 pub struct GatedGradient<'a, T> {
     pub(crate) gradient: &'a mut [T],
     pub(crate) d_gate: &'a mut [T],

@@ -20,7 +20,7 @@ impl<T: Smooth> Pass for GroupNorm<'_, T> {
         let channels = self.gain.len();
         let each = channels / (self.moments.len() / 2);
         let count = T::of_f64((self.x.len() / channels * each) as f64);
-        // Sums by channel, then by group: one order for every instruction set.
+        // Sums by channel, then by group: the same order for every instruction set.
         let mut sums = vec![T::ZERO; channels];
         for pixel in self.x.chunks_exact(channels) {
             for (sum, &x) in sums.iter_mut().zip(pixel) {
@@ -69,7 +69,7 @@ pub struct GroupNormGradient<'a, T> {
     pub(crate) d_x: &'a mut [T],
     pub(crate) moments: &'a [T],
     pub(crate) gain: &'a [T],
-    /// The image's part of the gradients of gain and bias, `[2, C]`.
+    /// The image's contribution to the gradients of gain and bias, `[2, C]`.
     pub(crate) sums: &'a mut [T],
 }
 
@@ -93,7 +93,7 @@ impl<T: Smooth> Pass for GroupNormGradient<'_, T> {
                 d_bias[c] += d_y[c];
             }
         }
-        // Means over the group of the gradient of the normalized values, and of its product with them.
+        // Group means of the gradient of the normalized values, and of its product with those values.
         let (mut flat, mut tilt) = (vec![T::ZERO; channels], vec![T::ZERO; channels]);
         for from in (0..channels).step_by(each) {
             let (mut sum, mut product) = (T::ZERO, T::ZERO);

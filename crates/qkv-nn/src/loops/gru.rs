@@ -40,11 +40,11 @@ pub struct GruCellGradient<'a, T> {
     pub(crate) d_after: &'a [T],
     pub(crate) before: &'a [T],
     pub(crate) gates: &'a [T],
-    /// Of the input's parts.
+    /// Gradient of the input's parts.
     pub(crate) d_x: &'a mut [T],
-    /// Of the recurrent product.
+    /// Gradient of the recurrent product.
     pub(crate) d_recurrent: &'a mut [T],
-    /// Of the state before, without the path through the product.
+    /// Gradient of the previous state, without the path through the recurrent product.
     pub(crate) d_before: &'a mut [T],
 }
 

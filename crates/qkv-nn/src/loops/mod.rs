@@ -1,7 +1,7 @@
 //! The inner loops of the operations, compiled once, here, for every instruction set.
 //!
-//! A generic loop is compiled by whoever instantiates it: models, the program and every test binary would each compile
-//! all of them again, at their own optimization level. So every loop is listed in this file and reached through one
+//! A generic loop is compiled in every crate that instantiates it: models, the program and every test binary would each
+//! recompile all of them, at their own optimization level. So every loop is listed in this file and called through one
 //! method of [`Float`](crate::Float), whose two implementations are not generic.
 
 mod activation;
@@ -30,7 +30,7 @@ use qkv_simd::pass::{self, Pass};
 pub(crate) use rotary::Rotate;
 pub(crate) use sums::{AddAssign, AddColumns, MaxAssign};
 
-/// Accumulators of a sum: enough to vectorize it, in an order that does not depend on the instruction set.
+/// Accumulators of a sum: enough to vectorize it, with an order that does not depend on the instruction set.
 const LANES: usize = 16;
 
 /// `Σ f(x, y)` over two rows of the same length.
@@ -70,14 +70,14 @@ macro_rules! loops {
             }
         })*
 
-        /// In f32: for the instruction set of this CPU.
+        /// Runs a loop in f32, compiled for the instruction set.
         pub fn run_f32(isa: Isa, arguments: Loop<'_, f32>) {
             match arguments {
                 $(Loop::$Name(arguments) => pass::run(isa, arguments),)*
             }
         }
 
-        /// In f64, where gradients are checked: for the portable instruction set alone.
+        /// Runs a loop in f64, which is for gradient checks, with portable instructions only.
         pub fn run_f64(arguments: Loop<'_, f64>) {
             match arguments {
                 $(Loop::$Name(arguments) => arguments.run(),)*

@@ -3,7 +3,7 @@
 use super::sum_over;
 use qkv_simd::pass::{Pass, Smooth};
 
-/// Normalizes some rows.
+/// Normalizes rows.
 pub struct LayerNorm<'a, T> {
     pub(crate) x: &'a [T],
     pub(crate) y: &'a mut [T],
@@ -34,14 +34,14 @@ impl<T: Smooth> Pass for LayerNorm<'_, T> {
     }
 }
 
-/// The gradients of some rows.
+/// The gradients of rows.
 pub struct LayerNormGradient<'a, T> {
     pub(crate) x: &'a [T],
     pub(crate) d_y: &'a [T],
     pub(crate) d_x: &'a mut [T],
     pub(crate) moments: &'a [T],
     pub(crate) gain: &'a [T],
-    /// Partial sums of the gradients of gain and bias, `[2, C]`.
+    /// Partial sums of the gradients of gain and bias over these rows, `[2, C]`.
     pub(crate) sums: &'a mut [T],
 }
 
@@ -73,7 +73,7 @@ impl<T: Smooth> Pass for LayerNormGradient<'_, T> {
     }
 }
 
-/// Normalizes some rows.
+/// Normalizes rows.
 pub struct RmsNorm<'a, T> {
     pub(crate) x: &'a [T],
     pub(crate) y: &'a mut [T],
@@ -100,7 +100,7 @@ impl<T: Smooth> Pass for RmsNorm<'_, T> {
     }
 }
 
-/// The gradients of some rows.
+/// The gradients of rows.
 pub struct RmsNormGradient<'a, T> {
     pub(crate) x: &'a [T],
     pub(crate) d_y: &'a [T],

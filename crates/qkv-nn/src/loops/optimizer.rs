@@ -1,8 +1,8 @@
-//! A step of AdamW, and the running average of parameters.
+//! A step of AdamW, and the moving average of parameters.
 
 use qkv_simd::pass::{Pass, Smooth};
 
-/// The numbers of a step.
+/// The constants of a step.
 #[derive(Clone, Copy)]
 pub struct StepFactors<T> {
     pub(crate) keep: T,

@@ -16,7 +16,7 @@ impl<T: Smooth> Pass for AddAssign<'_, T> {
     }
 }
 
-/// `self.0 = max(self.0, self.1)`; what is there stays where the other is not larger, or NaN.
+/// `self.0 = max(self.0, self.1)`; an element of `self.0` stays if the other is not larger, or is NaN.
 pub struct MaxAssign<'a, T>(pub(crate) &'a mut [T], pub(crate) &'a [T]);
 
 impl<T: Smooth> Pass for MaxAssign<'_, T> {

@@ -51,7 +51,7 @@ impl<T: Float> AdapterCall<T> {
         [self.adapter.a, self.adapter.b]
     }
 
-    /// Adds to the gradients of both matrices, and to that of the input where it has one.
+    /// Adds to the gradients of both matrices, and to that of the input if there is one.
     pub fn backward(
         &self,
         input: &Tensor<T>,
@@ -125,7 +125,7 @@ impl<T: Float> AdapterCall<T> {
     }
 }
 
-/// `x [R, I]` after dropout; itself without.
+/// `x [R, I]` after dropout, or `x` itself without dropout.
 fn dropped<T: Float>(machine: &crate::machine::Machine, x: &Tensor<T>, dropout: Option<DropoutMask>) -> Tensor<T> {
     match dropout {
         Some(dropout) => apply_dropout(machine, x.clone(), dropout),

@@ -1,7 +1,7 @@
-//! Attention on the tape: calls `qkv` over heads stored side by side in a row, `[B, L, H·D]`.
+//! Attention on the tape: calls `qkv` on heads stored side by side in each row, `[B, L, H·D]`.
 //!
-//! The engine writes straight into the tape's memory, with the tape's scratch and [`Machine::threads`]. Selections
-//! other than softmax, and captured attentions, go through the call that allocates its output.
+//! The engine writes directly into the tape's memory, with the tape's scratch and [`Machine::threads`]. Selections
+//! other than softmax, attentions with an entropy penalty, and captured ones use the call that allocates its output.
 
 mod in_half;
 mod on_device;
@@ -29,7 +29,7 @@ use std::time::Instant;
 pub struct AttendOptions<'a> {
     /// The description. Dropout and sampling draw from the tape's stream in training and are off in inference.
     pub attention: &'a Attention,
-    /// Names this attention where it is [captured](Tape::capture).
+    /// Names this attention when it is [captured](Tape::capture).
     pub label: &'a str,
     /// Query and key/value heads.
     pub heads: Heads,
@@ -37,14 +37,15 @@ pub struct AttendOptions<'a> {
     pub parameters: ScoreParameters,
     /// Number of keys of each sequence, `[B]`; keys beyond are padding.
     pub key_lengths: Option<&'a [usize]>,
-    /// Number of queries of each sequence, `[B]`; the entropy penalty leaves out the padding.
+    /// Number of queries of each sequence, `[B]`; the entropy penalty ignores padding.
     pub query_lengths: Option<&'a [usize]>,
-    /// Weight of the entropy penalty: this times the mean entropy of the rows of weights is added to the loss. Above 0
-    /// it keeps attention from spreading, below 0 from collapsing.
+    /// Weight of the entropy penalty: this factor times the mean entropy of the rows of weights is added to the loss. A
+    /// positive weight keeps attention from spreading, a negative one from collapsing.
     pub entropy: f64,
     /// Position of the first query among the keys.
     pub start: usize,
-    /// The segment of each token, `[B, N]`, in self-attention over packed sequences: a token attends within its own.
+    /// The segment of each token, `[B, N]`, in self-attention over packed sequences: a token attends within its
+    /// segment.
     pub segments: Option<&'a [i32]>,
 }
 
@@ -65,21 +66,21 @@ impl<'a> AttendOptions<'a> {
     }
 }
 
-/// Where the queries stand, and with it which entry point of the engine computes them.
+/// Which entry point of the engine computes the queries.
 #[derive(Clone, Copy)]
 pub(super) enum Pass {
     Forward,
     Decode,
 }
 
-/// What the backward pass reads of the output.
+/// The parts of the output that the backward pass reads.
 enum SavedOutput<T: Float> {
-    /// Of a softmax: the values `[B, N, Hq·Dv]`, whose memory the next operation shares, and the log-sum-exp
+    /// From a softmax: the values `[B, N, Hq·Dv]`, whose memory is shared with the next operation, and the log-sum-exp
     /// `[B, Hq, N]`.
     Softmax { values: Tensor<T>, lse: Tensor<T> },
-    /// On a device.
+    /// From a device.
     OnDevice(DeviceOutput<T>),
-    /// Of any selection, with entropy if it was asked for.
+    /// From any selection, with entropy if it was requested.
     Any(Box<Output<T>>),
 }
 
@@ -90,14 +91,14 @@ struct AttentionBackward<T: Float> {
     out: SavedOutput<T>,
     /// Gradient of each row's entropy, `[B, Hq, N]`.
     d_entropy: Option<Vec<T>>,
-    /// Where choices are rewarded: the sequences whose choices were drawn, and the step of the first query.
+    /// If choices are rewarded: which sequences' choices were drawn, and the step of the first query.
     drawn: Option<(Vec<bool>, usize)>,
-    /// Filled in where the attention is captured.
+    /// Filled in if the attention is captured.
     gates: Option<HeadGates>,
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// The call's inputs, with a seed of this tape's for dropout and sampling, or without either.
+    /// Saves a call's inputs, with a seed from this tape for dropout and sampling, or with both turned off.
     pub(super) fn save_call(
         &mut self,
         q: &Var<T>,
@@ -142,7 +143,7 @@ impl<T: Float> Tape<'_, T> {
         }
     }
 
-    /// Computes a call whose output alone is wanted, straight into `out [B, N, Hq·Dv]`.
+    /// Computes a call of which only the values are needed, directly into `out [B, N, Hq·Dv]`.
     pub(super) fn attend_into(
         &self,
         attention: &Attention,
@@ -162,7 +163,7 @@ impl<T: Float> Tape<'_, T> {
         Ok(())
     }
 
-    /// Softmax attention straight into `out [B, N, Hq·Dv]`; returns the log-sum-exp, `[B, Hq, N]`.
+    /// Softmax attention directly into `out [B, N, Hq·Dv]`; returns the log-sum-exp, `[B, Hq, N]`.
     fn softmax_into(
         &self,
         attention: &Attention,
@@ -186,7 +187,7 @@ impl<T: Float> Tape<'_, T> {
         Ok(lse)
     }
 
-    /// Runs a decoding step by the machine's team, and counts its time and the bytes of keys and values that it reads.
+    /// Runs a decoding step on the machine's team, and counts its time and the bytes of keys and values that it reads.
     fn run_decode(&self, bytes: usize, decode: impl FnOnce() -> qkv::Result<()>) -> qkv::Result<()> {
         let start = Instant::now();
         let done = if self.machine.threads() == 1 { decode() } else { self.machine.team().within(decode) };
@@ -201,8 +202,8 @@ impl<T: Float> Tape<'_, T> {
     /// [B, N, Hq]` is for predictive local attention, which has one head.
     ///
     /// # Errors
-    /// Whatever `qkv` refuses: shapes, choices that exclude each other, data that the description needs and a model
-    /// lacks.
+    /// If `qkv` rejects the call: shapes that do not match, choices that exclude each other, or missing data that the
+    /// description needs.
     pub fn attend(
         &mut self,
         q: &Var<T>,
@@ -227,7 +228,7 @@ impl<T: Float> Tape<'_, T> {
         Ok(self.gather(&[&chosen, &expected], &rows, [batch, length]))
     }
 
-    /// One call, perhaps with choices that are rewarded.
+    /// One call, optionally with choices that are rewarded.
     fn attend_once(
         &mut self,
         q: &Var<T>,
@@ -277,7 +278,8 @@ impl<T: Float> Tape<'_, T> {
         Ok(self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, drawn, gates }))
     }
 
-    /// Records a call without a penalty that nobody looks at. `slots` are those of queries, keys, values and center.
+    /// Records a call without an entropy penalty that is not captured. `slots` are those of queries, keys, values and
+    /// center.
     fn record_attention(
         &mut self,
         values: Tensor<T>,
@@ -292,7 +294,8 @@ impl<T: Float> Tape<'_, T> {
         self.record(values, depends, || AttentionBackward { call, slots, center, out, d_entropy, drawn, gates })
     }
 
-    /// Adds the mean entropy of the rows that are no padding to the penalty; returns its gradient, `[B, Hq, N]`.
+    /// Adds the weighted mean entropy of the rows that are not padding to the penalty; returns its gradient,
+    /// `[B, Hq, N]`.
     fn penalize(&mut self, entropy: &qkv::Tensor<T, 3>, options: &AttendOptions<'_>) -> Vec<T> {
         let [_, heads, length] = entropy.shape();
         let live =
@@ -305,8 +308,8 @@ impl<T: Float> Tape<'_, T> {
         (0..entropy.data().len()).map(|row| if live(row) { each } else { T::ZERO }).collect()
     }
 
-    /// Attention from new queries `q [B, N, Hq·D]`, the last tokens of their sequences, to a cache: a tensor
-    /// `[B, N, Hq·Dv]`. For inference: nothing is saved for a backward pass.
+    /// Attention from new queries `q [B, N, Hq·D]` to a cache: a tensor `[B, N, Hq·Dv]`. For inference: nothing is
+    /// saved for a backward pass.
     ///
     /// # Errors
     /// As [`attend`](Tape::attend).
@@ -332,7 +335,7 @@ impl<T: Float> Tape<'_, T> {
         }
         let cache = &*cache.on_host();
         if let Some(lsh) = call.attention.mask.lsh_buckets() {
-            // Buckets are computed from rows in order.
+            // Hashing into buckets needs the rows in order.
             let keys = qkv::Tensor::new(cache.keys()?.to_vec(), cache.keys()?.shape())?;
             call.buckets = Some([lsh.hash(split_heads(&call.q, options.heads.query))?, lsh.hash(&keys)?]);
         }
@@ -345,7 +348,7 @@ impl<T: Float> Tape<'_, T> {
     }
 }
 
-/// A gradient in the shape of its matrix.
+/// A view of a gradient in the shape of its matrix.
 fn matrix<'g, T: Float>(
     gradient: &'g mut Option<Vec<T>>,
     of: Option<View<'_, T>>,
@@ -354,9 +357,9 @@ fn matrix<'g, T: Float>(
     Ok(Some(ViewMut::new(gradient, of.shape())?))
 }
 
-/// Gradients of one call, in the tape's layout.
+/// The gradients of one call, in the tape's layout.
 struct CallGradients<T: Float> {
-    /// Of `q`, `k` and `v`, `[B, L, H·D]`.
+    /// Gradients of `q`, `k` and `v`, `[B, L, H·D]`.
     rows: [Tensor<T>; 3],
     center: Option<Vec<T>>,
     w: Option<Vec<T>>,
@@ -367,13 +370,13 @@ struct CallGradients<T: Float> {
 }
 
 impl<T: Float> AttentionBackward<T> {
-    /// The gradient of the log-probability of each choice, `[B, Hq, N]`, where choices are rewarded.
+    /// The gradient of the log-probability of each choice, `[B, Hq, N]`, if choices are rewarded.
     fn d_log_prob<U: Float>(&self, context: &BackwardContext<'_, T>) -> Option<Vec<U>> {
         let ((drawn, start), rewards) = self.drawn.as_ref().zip(context.rewards)?;
         Some(rewards.gradients(drawn, self.call.heads.query, self.call.q.shape()[1], *start))
     }
 
-    /// Of a softmax: the engine reads and writes the tape's memory.
+    /// The gradients of a softmax: the engine reads and writes the tape's memory directly.
     fn of_softmax(
         &self,
         out: OutputRef<'_, T>,
@@ -409,7 +412,7 @@ impl<T: Float> AttentionBackward<T> {
         Ok(found)
     }
 
-    /// Of any selection.
+    /// The gradients of any selection.
     fn of_any(
         &self,
         out: &Output<T>,
@@ -440,7 +443,7 @@ fn accumulate<T: Float>(gradients: &mut Gradients<T>, param: Option<Param>, grad
     }
 }
 
-/// The gradient of a gate on each head: the sum of output times its gradient over the head.
+/// The gradient of a gate on each head: the sum over the head of the output times its gradient.
 fn gate_gradients<T: Float>(values: &qkv::Tensor<T, 4>, upstream: View<'_, T>) -> Vec<f64> {
     let [_, heads, length, d] = values.shape();
     let mut sums = vec![0.0; heads];

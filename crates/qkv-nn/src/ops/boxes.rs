@@ -1,15 +1,15 @@
-//! The loss of boxes: distance of their coordinates, and generalized intersection over union (Rezatofighi et al. 2019,
-//! arXiv:1902.09630), as DETR adds them (Carion et al. 2020, arXiv:2005.12872).
+//! The loss of boxes: L1 distance of their coordinates plus generalized intersection over union (Rezatofighi et al.
+//! 2019, arXiv:1902.09630), as in DETR (Carion et al. 2020, arXiv:2005.12872).
 
 use crate::float::Float;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 
-/// Smallest area that something is divided by.
+/// Lower bound of the areas used as divisors.
 const LEAST: f64 = 1e-9;
 
-/// The generalized intersection over union of two boxes of left, top, right and bottom, between −1 and 1, and its
-/// gradient with respect to the first.
+/// The generalized intersection over union of two boxes, each given as left, top, right and bottom, between −1 and 1,
+/// and its gradient with respect to the first box.
 pub fn generalized_iou(a: [f64; 4], b: [f64; 4]) -> (f64, [f64; 4]) {
     let (wide, high) = (a[2] - a[0], a[3] - a[1]);
     let (across, down) = (a[2].min(b[2]) - a[0].max(b[0]), a[3].min(b[3]) - a[1].max(b[1]));
@@ -19,14 +19,14 @@ pub fn generalized_iou(a: [f64; 4], b: [f64; 4]) -> (f64, [f64; 4]) {
     let (hull_wide, hull_high) = (a[2].max(b[2]) - a[0].min(b[0]), a[3].max(b[3]) - a[1].min(b[1]));
     let hull = (hull_wide * hull_high).max(LEAST);
     let value = inter / union - 1.0 + union / hull;
-    // How area, intersection and hull change with each edge.
+    // Derivatives of area, intersection and hull with respect to each edge.
     let sign = [-1.0, -1.0, 1.0, 1.0];
     let gradient = std::array::from_fn(|edge| {
         let (side, cut, whole) = match edge % 2 {
             0 => (high, down, hull_high),
             _ => (wide, across, hull_wide),
         };
-        // An edge of the first box is an edge of the intersection where it lies inside the second.
+        // An edge of the first box bounds the intersection if it lies inside the second box.
         let inside = if edge < 2 { a[edge] > b[edge] } else { a[edge] < b[edge] };
         let d_inter = if meets && inside { sign[edge] * cut } else { 0.0 };
         let d_union = sign[edge] * side - d_inter;
@@ -36,17 +36,17 @@ pub fn generalized_iou(a: [f64; 4], b: [f64; 4]) -> (f64, [f64; 4]) {
     (value, gradient)
 }
 
-/// A box of center, width and height as left, top, right and bottom.
+/// Converts a box of center, width and height to left, top, right and bottom.
 pub fn edges([x, y, wide, high]: [f64; 4]) -> [f64; 4] {
     [x - wide / 2.0, y - high / 2.0, x + wide / 2.0, y + high / 2.0]
 }
 
-/// Boxes that rows should have, and how much each part of their loss counts.
+/// Target boxes of rows, and the weight of each part of the loss.
 #[derive(Clone, Copy, Debug)]
 pub struct BoxTarget<'a> {
-    /// Rows and the box of each: center, width and height, as fractions of the image.
+    /// Rows and the target box of each: center, width and height, as fractions of the image.
     pub boxes: &'a [(usize, [f64; 4])],
-    /// Factor of the distance of coordinates.
+    /// Factor of the L1 distance of the coordinates.
     pub distance: f64,
     /// Factor of one minus the generalized intersection over union.
     pub overlap: f64,
@@ -56,10 +56,10 @@ pub struct BoxTarget<'a> {
 
 impl<T: Float> Tape<'_, T> {
     /// The loss of the logits `x [.., 4]` of boxes, whose sigmoids are center, width and height, summed over the rows
-    /// that should be a box. On a training tape the backward pass starts here.
+    /// that have a target. On a training tape the backward pass starts here.
     ///
     /// # Panics
-    /// Where the shapes do not fit, or there is no such row.
+    /// If the shapes do not match, or a target's row does not exist.
     pub fn box_loss(&mut self, x: &Var<T>, target: BoxTarget<'_>) -> f64 {
         assert_eq!(x.value.width(), 4, "a box has four numbers");
         let mut gradient = Tensor::zeros(self.pool, x.shape());

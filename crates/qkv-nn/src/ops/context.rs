@@ -1,4 +1,4 @@
-//! Rows of a tape that shares sequences with others ([`ContextParallel`]).
+//! The rows of a tape that shares sequences with others ([`ContextParallel`]).
 
 use crate::context::{ContextParallel, SharedContext};
 use crate::float::Float;
@@ -7,17 +7,17 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 impl<T: Float> Tape<'_, T> {
-    /// The same tape with some rows of each sequence: see [`ContextParallel`].
+    /// The same tape holding only some rows of each sequence: see [`ContextParallel`].
     pub fn over(mut self, context: Arc<dyn ContextParallel<T>>) -> Self {
         self.context = Some(SharedContext { with: context, length: 0 });
         self
     }
 
-    /// Begins sequences of `length`: the places of this tape's rows in them, all of them unless it
+    /// Begins sequences of `length` and returns the positions of this tape's rows in them: all positions unless it
     /// [shares](Tape::over) the sequences.
     ///
     /// # Errors
-    /// Where a tape would have no row.
+    /// If the tape would have no row.
     pub fn places(&mut self, length: usize) -> qkv::Result<Vec<usize>> {
         let Some(context) = &mut self.context else { return Ok((0..length).collect()) };
         context.length = length;
@@ -31,7 +31,7 @@ impl<T: Float> Tape<'_, T> {
         }
     }
 
-    /// This tape's columns of rows of `length`, such as the token ids or the targets of sequences.
+    /// This tape's columns of rows of length `length`, such as the token ids or targets of sequences.
     pub fn own<'r, E: Copy>(&self, rows: &'r [E], length: usize) -> Cow<'r, [E]> {
         let Some(context) = &self.context else { return Cow::Borrowed(rows) };
         let places = context.with.places(length);
@@ -41,7 +41,8 @@ impl<T: Float> Tape<'_, T> {
             .into()
     }
 
-    /// What random draws by rows are salted with: tapes that share sequences have the same stream and different rows.
+    /// Salt of random draws that are indexed by row: tapes that share sequences have the same stream but different
+    /// rows.
     pub(crate) fn salt(&self) -> u64 {
         let part = self.context.as_ref().map_or(0, |context| context.with.part() as u64);
         part.wrapping_mul(0xd1b5_4a32_d192_ed03)

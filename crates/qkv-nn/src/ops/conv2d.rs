@@ -1,5 +1,6 @@
-//! Convolutions over images: a linear map of the windows. In inference the windows of packed matrices are gathered
-//! while they are multiplied, and what follows is done in registers; otherwise they are operations of their own.
+//! Convolutions over images, computed as a linear map of windows. In inference with packed matrices, windows are
+//! gathered on the fly during the product, and bias, activation and residual are fused into its epilogue; otherwise
+//! these are separate operations.
 
 use super::windows2d::{Windows2d, image_shape};
 use crate::float::Float;
@@ -15,7 +16,7 @@ impl<T: Float> Tape<'_, T> {
     /// `activation(conv(x) + b)` with `x [B, H, W, I]`, `W [O, K·L·I]` and `b [O]`: `[B, rows, columns, O]`.
     ///
     /// # Panics
-    /// Where the shapes do not fit, or a window is empty.
+    /// If the shapes do not match, or a window is empty.
     pub fn convolution(
         &mut self,
         x: &Var<T>,
@@ -23,7 +24,7 @@ impl<T: Float> Tape<'_, T> {
         (w, b): (Param, Option<Param>),
         activation: Activation,
     ) -> Var<T> {
-        // Windows of one pixel each are the image itself.
+        // 1×1 windows with stride 1 are the image itself.
         if windows == Windows2d::square(1, 1, 0) {
             return self.linear(x, w, b, activation, 0.0);
         }
@@ -58,7 +59,8 @@ impl<T: Float> Tape<'_, T> {
         self.relu(sum)
     }
 
-    /// The finished product with a packed matrix, in inference; `None` where there is none in f32.
+    /// The product with a packed matrix in inference, with its finish applied; `None` if products are not in full
+    /// precision, or the matrix is not packed.
     fn gathered(&self, x: &Var<T>, windows: Windows2d, w: Param, finish: Finish<'_, T>) -> Option<Tensor<T>> {
         if !self.machine.is_exact() || self.machine.is_int8() {
             return None;

@@ -1,4 +1,4 @@
-//! The loss of numbers that should be others: their distance and its square, as models of spectrograms are trained.
+//! The regression loss of spectrogram models: absolute plus squared error.
 
 use super::loss::{Loss, PendingLoss};
 use crate::float::Float;
@@ -6,10 +6,10 @@ use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Kind, Operations};
 
-/// What rows should be.
+/// The target values of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected<'a, T: Float> {
-    /// The numbers, in the shape of the rows.
+    /// The target values, in the shape of the rows.
     pub values: &'a Tensor<T>,
     /// Whether each row counts.
     pub counted: &'a [bool],
@@ -22,7 +22,7 @@ impl<T: Float> Tape<'_, T> {
     /// tape the backward pass starts here.
     ///
     /// # Panics
-    /// Where the shapes differ.
+    /// If the shapes differ.
     pub fn distance_loss(&mut self, x: &Var<T>, expected: Expected<'_, T>) -> PendingLoss {
         let width = x.value.width();
         assert_eq!((x.value.len(), x.value.rows()), (expected.values.len(), expected.counted.len()), "a row for each");

@@ -1,4 +1,4 @@
-//! Dropout (Srivastava et al. 2014), alone and fused with a residual sum.
+//! Dropout (Srivastava et al. 2014), alone and fused with a residual addition.
 
 use crate::dropout_mask::{DropoutMask, apply_dropout};
 use crate::float::Float;
@@ -32,12 +32,12 @@ impl<T: Float> Backward<T> for ResidualBackward {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// The mask of a new dropout; `None` where nothing is dropped.
+    /// The mask of a new dropout; `None` if nothing is dropped.
     pub(super) fn dropout_mask(&mut self, p: f64) -> Option<DropoutMask> {
         if self.has_noise() { DropoutMask::new(p, || self.stream() ^ self.salt()) } else { None }
     }
 
-    /// Zeroes each element with probability `p` and scales the others by `1 / (1 − p)`, in training.
+    /// On a tape with noise, zeroes each element with probability `p` and scales the others by `1 / (1 − p)`.
     pub fn dropout(&mut self, x: Var<T>, p: f64) -> Var<T> {
         let Some(dropout) = self.dropout_mask(p) else { return x };
         let slot = x.slot;
@@ -48,7 +48,7 @@ impl<T: Float> Tape<'_, T> {
     /// `x + dropout(y)`.
     ///
     /// # Panics
-    /// Where the shapes differ.
+    /// If the shapes differ.
     pub fn residual(&mut self, x: &Var<T>, y: Var<T>, p: f64) -> Var<T> {
         assert_eq!(x.shape(), y.shape(), "a sum of two shapes");
         let dropout = self.dropout_mask(p);
@@ -71,7 +71,7 @@ impl<T: Float> Tape<'_, T> {
     /// `x + y`.
     ///
     /// # Panics
-    /// Where the shapes differ.
+    /// If the shapes differ.
     pub fn add(&mut self, x: &Var<T>, y: Var<T>) -> Var<T> {
         self.residual(x, y, 0.0)
     }

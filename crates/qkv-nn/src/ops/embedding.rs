@@ -1,4 +1,4 @@
-//! Embedding lookup, scaled, with position embeddings added.
+//! Scaled embedding lookup, with position embeddings added.
 
 use crate::float::Float;
 use crate::machine::Machine;
@@ -9,7 +9,7 @@ use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, DecodeBatch, Kind, MatrixRef, Operations, RowSums};
 use std::sync::Arc;
 
-/// Position embeddings, added to those of the tokens.
+/// Position embeddings, added to the token embeddings.
 #[derive(Clone, Copy, Debug)]
 pub enum Positions<'a, T> {
     /// None.
@@ -22,8 +22,8 @@ pub enum Positions<'a, T> {
 
 struct EmbeddingBackward<T> {
     ids: Arc<[u32]>,
-    /// On a device: which rows are added to which entry, and to which position. Made before there is anything to wait
-    /// for.
+    /// On a device: which rows add to which table entry, and to which position. Made in the forward pass, when there is
+    /// nothing to wait for yet.
     by: [Option<RowSums>; 2],
     table: Param,
     scale: T,
@@ -34,7 +34,7 @@ impl<T: Float> Tape<'_, T> {
     /// `scale · table[id] + positions[start + n]` for `ids [B, N]`: a tensor `[B, N, C]`.
     ///
     /// # Panics
-    /// Where an id or a position is not in its table.
+    /// If an id or position is not in its table.
     pub fn embedding(
         &mut self,
         ids: &[u32],
@@ -101,11 +101,11 @@ impl<T: Float> Tape<'_, T> {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// `scale · table[id] + positions[position]` of the next token of each sequence, where a device counts them: a
-    /// tensor `[B, 1, C]`. For inference.
+    /// `scale · table[id] + positions[position]` for the next token of each sequence, tracked on a device: a tensor
+    /// `[B, 1, C]`. For inference.
     ///
     /// # Panics
-    /// Where the tape computes on the CPU.
+    /// If the tape computes on the CPU.
     pub fn embedding_counted(
         &mut self,
         batch: &DecodeBatch,
@@ -133,7 +133,7 @@ impl<T: Float> Tape<'_, T> {
     }
 }
 
-/// `sums[at(r)] += scale · rows[r]`. A thread takes all rows of some columns, so that sums have one order.
+/// `sums[at(r)] += scale · rows[r]`. Each task handles all rows of some columns, so the order of the sums is fixed.
 fn scatter<T: Float>(
     machine: &Machine,
     sums: &mut [T],
@@ -155,7 +155,7 @@ fn scatter<T: Float>(
     });
 }
 
-/// Smallest number of columns a thread takes: a few cache lines.
+/// Smallest number of columns per task: a few cache lines.
 const COLUMNS: usize = 64;
 
 impl<T: Float> Backward<T> for EmbeddingBackward<T> {

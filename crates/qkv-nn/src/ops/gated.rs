@@ -1,6 +1,6 @@
 //! Gates: `f(gate) · up`, with `f` SiLU, GELU or the sigmoid. They are the inner activation of a feed-forward layer
-//! (SwiGLU and GEGLU, Shazeer 2020, arXiv:2002.05202), or decide what of an attention is taken (attention on
-//! attention, Huang et al. 2019, arXiv:1908.06954).
+//! (SwiGLU and GEGLU, Shazeer 2020, arXiv:2002.05202), or gate the output of an attention (attention on attention,
+//! Huang et al. 2019, arXiv:1908.06954).
 
 use crate::float::Float;
 use crate::loops::{Gate, Gated, GatedGradient};
@@ -29,7 +29,7 @@ impl<T: Float> Tape<'_, T> {
     /// `f(gate) · up`, element by element.
     ///
     /// # Panics
-    /// Where the shapes differ.
+    /// If the shapes differ.
     pub fn gated(&mut self, gate: &Var<T>, up: &Var<T>, of: Gate) -> Var<T> {
         assert_eq!(gate.shape(), up.shape(), "a product of two shapes");
         let slots = [gate.slot, up.slot];

@@ -37,12 +37,11 @@ impl<T: Float> Backward<T> for GatherBackward {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// Output row `[b, n]` is row `places[b · N + n]` of the tensors, counted through them in order, or zeros where
-    /// that is `None`: `[B, N, C]`.
+    /// Gathers rows `[B, N, C]`: output row `[b, n]` is row `places[b · N + n]` of the concatenated tensors, or zeros
+    /// if that is `None`.
     ///
     /// # Panics
-    /// Where the tensors have different widths, there are not as many places as the shape has, or a place is beyond the
-    /// rows.
+    /// If the tensors have different widths, the number of places is not `B · N`, or a place is beyond the rows.
     pub fn gather(&mut self, parts: &[&Var<T>], places: &[Option<usize>], [batch, length]: [usize; 2]) -> Var<T> {
         let width = parts[0].value.width();
         assert!(parts.iter().all(|part| part.value.width() == width), "rows of one width");
@@ -61,7 +60,7 @@ impl<T: Float> Tape<'_, T> {
         let places: Places = places.iter().map(place).collect();
         if let Some(operations) = self.machine.cuda() {
             let y = Tensor::activations(operations, &[batch, length, width]);
-            // The tensors one behind the other, as the places count them.
+            // The tensors concatenated, as the places index them.
             let joined = match parts {
                 [part] => part.value.array(operations),
                 _ => operations.joined(&parts.iter().map(|part| part.value.array(operations)).collect::<Vec<_>>()),

@@ -1,5 +1,5 @@
-//! Group normalization (Wu and He 2018, arXiv:1803.08494): the channels of an image in groups, each normalized over
-//! all pixels. Unlike batch normalization, an image's result does not depend on the others in its batch.
+//! Group normalization (Wu and He 2018, arXiv:1803.08494): channels are divided into groups, each normalized over all
+//! pixels of an image. Unlike with batch normalization, an image's result does not depend on the others in its batch.
 
 use crate::float::Float;
 use crate::loops::{GroupNorm, GroupNormGradient};
@@ -19,11 +19,11 @@ struct GroupNormBackward<T: Float> {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// `(x − mean) / √(variance + ε) · gain + bias`, with mean and variance of each of `groups` groups of channels over
-    /// all pixels of an image: `x [B, .., C]`, `gain [C]`, `bias [C]`.
+    /// `(x − mean) / √(variance + ε) · gain + bias`, with mean and variance over all pixels of an image for each of
+    /// `groups` groups of channels: `x [B, .., C]`, `gain [C]`, `bias [C]`.
     ///
     /// # Panics
-    /// Where the shapes do not fit, or the groups do not divide the channels.
+    /// If the shapes do not match, or the groups do not divide the channels.
     pub fn group_norm(&mut self, x: &Var<T>, gain: Param, bias: Param, groups: usize, epsilon: f64) -> Var<T> {
         let (batch, channels) = (x.shape()[0], x.value.width());
         let shapes = (self.parameters.shape(gain), self.parameters.shape(bias));

@@ -6,8 +6,8 @@
 //! n = tanh(x_n + r ∘ (W_n h + b_n))       h' = (1 − z) ∘ n + z ∘ h
 //! ```
 //!
-//! The input's parts, `x_r x_z x_n`, are one linear map of the whole sequence, computed before. A sequence that has
-//! ended keeps its state and gives zeros.
+//! The input's parts, `x_r x_z x_n`, are precomputed by one linear map of the whole sequence. A sequence that has ended
+//! keeps its state and outputs zeros.
 
 use crate::float::Float;
 use crate::loops::{GruCell, GruCellGradient};
@@ -33,11 +33,11 @@ struct GruBackward<T: Float> {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// Runs over `x [B, N, 3C]` from the state `h [B, 1, C]`: the states after each step, `[B, N, C]`. `W [3C, C]`, `b
-    /// [3C]`.
+    /// Runs over `x [B, N, 3C]` from the state `h [B, 1, C]`, with `W [3C, C]` and `b [3C]`, and returns the state
+    /// after each step, `[B, N, C]`.
     ///
     /// # Panics
-    /// Where the shapes do not fit.
+    /// If the shapes do not match.
     pub fn gru(
         &mut self,
         x: &Var<T>,
@@ -86,7 +86,7 @@ impl<T: Float> Tape<'_, T> {
         self.record(y, depends, || GruBackward { x: slot, h: from, w, b, lengths, reverse, states, gates })
     }
 
-    #[allow(clippy::too_many_arguments)] // Those of `gru`.
+    #[allow(clippy::too_many_arguments)] // The arguments of `gru`.
     fn gru_on_cuda(
         &mut self,
         operations: &Operations,
@@ -125,7 +125,7 @@ impl<T: Float> Tape<'_, T> {
     }
 }
 
-/// Lengths of sequences for a device.
+/// Uploads the lengths of sequences.
 fn on_device(operations: &Operations, lengths: Option<&[usize]>) -> Option<Array> {
     let lengths: Vec<u32> = lengths?.iter().map(|&length| length as u32).collect();
     Some(operations.upload(Kind::U32, &lengths, "lengths"))

@@ -1,11 +1,11 @@
-//! Guided attention (Tachibana et al. 2018, arXiv:1710.08969): a penalty on weight far from the diagonal, for models
-//! that read from left to right while they write, as speech does.
+//! Guided attention (Tachibana et al. 2018, arXiv:1710.08969): a penalty on attention weight far from the diagonal, for
+//! models such as speech synthesis that read their input from left to right while they write.
 //!
-//! The penalty of a weight depends on query and key, `1 − exp(−d²/2g²)` with `d` their distance as fractions of their
-//! sequences. Attention that is computed in tiles never has its weights in one place; but a sum of weights times a
-//! function of the key is an attention over other values. So the Gaussian is taken as its Fourier series, whose terms
-//! are products of a function of the query and one of the key: the same queries and keys attend to sines and cosines of
-//! the keys' places. The series is cut where its terms are below [`NEGLIGIBLE`].
+//! The penalty of a weight depends on query and key: `1 − exp(−d²/2g²)`, with `d` the difference of their places as
+//! fractions of their sequences. Tiled attention never materializes its weights, but a sum of weights times a function
+//! of the key is an attention over different values. So the Gaussian is expanded as a Fourier series, whose terms are
+//! products of a function of the query and a function of the key: the same queries and keys attend to sines and cosines
+//! of the keys' places. The series is truncated beyond [`NEGLIGIBLE`] standard deviations.
 
 use super::attention::AttendOptions;
 use crate::float::Float;
@@ -19,11 +19,11 @@ use std::f64::consts::TAU;
 pub struct Guide {
     /// Factor of the penalty in the loss.
     pub weight: f64,
-    /// How far from the diagonal weight may lie, `g`, as a fraction of the length: 0.2 in the paper.
+    /// How far from the diagonal attention may spread, `g`, as a fraction of the length: 0.2 in the paper.
     pub width: f64,
 }
 
-/// Standard deviations beyond which a Gaussian is negligible: below 3e-7.
+/// Number of standard deviations beyond which a Gaussian is negligible: below 3e-7.
 const NEGLIGIBLE: f64 = 5.5;
 
 /// A term of the series: its angular frequency, its factor, and whether it is a sine.
@@ -42,14 +42,14 @@ impl Term {
 }
 
 impl Guide {
-    /// The penalty of a weight by its definition; places are fractions of the sequences.
+    /// The penalty of a weight by definition; places are fractions of the sequences.
     pub fn penalty(&self, query: f64, key: f64) -> f64 {
         1.0 - (-(query - key).powi(2) / (2.0 * self.width * self.width)).exp()
     }
 
-    /// The constant term of the Gaussian's Fourier series, and the others.
+    /// The constant term of the Gaussian's Fourier series, and the other terms.
     fn series(&self) -> (f64, Vec<Term>) {
-        // Distances are at most 1; the next period starts where the Gaussian has vanished.
+        // Distances are at most 1; the period is long enough that the Gaussian has vanished where the next copy begins.
         let period = 1.0 + (NEGLIGIBLE * self.width).max(1.0);
         let constant = self.width * TAU.sqrt() / period;
         let count = (NEGLIGIBLE * period / (TAU * self.width)).ceil() as usize;
@@ -62,12 +62,12 @@ impl Guide {
     }
 }
 
-/// The middle of a token, as a fraction of its sequence.
+/// The center of a token, as a fraction of its sequence.
 fn place(at: usize, length: usize) -> f64 {
     (at as f64 + 0.5) / length.max(1) as f64
 }
 
-/// Frequencies, phases and factors of terms, `[3, width]`; zeros beyond the terms.
+/// Frequencies, phases and factors of terms, `[3, width]`, padded with zeros.
 fn waves(terms: &[Term], width: usize, factor: impl Fn(&Term) -> f64) -> Vec<f32> {
     let mut waves = vec![0.0; 3 * width];
     for (at, term) in terms.iter().enumerate() {
@@ -80,10 +80,10 @@ fn waves(terms: &[Term], width: usize, factor: impl Fn(&Term) -> f64) -> Vec<f32
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// Adds the guide's weight times its mean penalty over the rows of weights from `q [B, N, Hq·D]` to
-    /// `k [B, M, Hk·D]` to the [penalty](Tape::penalty), and its gradient to those of `q` and `k`. Padding does not
-    /// count. Does nothing outside of training. Where the tape [leads](Tape::lead), the distance is not from the
-    /// diagonal but from the places of the queries.
+    /// For attention from `q [B, N, Hq·D]` to `k [B, M, Hk·D]`, adds the guide's weight times its mean penalty over the
+    /// rows of weights to the tape's [penalty](Tape::penalty), and the gradient to those of `q` and `k`. Padding does
+    /// not count. Does nothing outside training. If the tape [leads](Tape::lead), distances are measured from the given
+    /// places instead of the diagonal.
     ///
     /// # Errors
     /// As [`attend`](Tape::attend).
@@ -110,7 +110,7 @@ impl<T: Float> Tape<'_, T> {
             return self.guide_on_cuda(operations, [q, k], led, &terms, scale, &options);
         }
         let mut gaussian = constant * rows as f64;
-        // The values are as wide as the keys, which every engine takes.
+        // The values are as wide as the keys, which every engine supports.
         for terms in terms.chunks(width) {
             let mut values = vec![T::ZERO; batch * keys * heads.key * width]; // (B, M, Hk·D)
             for (at, row) in values.chunks_exact_mut(width).enumerate() {
@@ -141,7 +141,7 @@ impl<T: Float> Tape<'_, T> {
         Ok(())
     }
 
-    /// The same for the terms of the series, all of it on the device.
+    /// The same for the terms of the series, entirely on the device.
     fn guide_on_cuda(
         &mut self,
         operations: &Operations,
@@ -169,7 +169,7 @@ impl<T: Float> Tape<'_, T> {
             let values = self.constant(values);
             let out = self.attend(q, k, &values, None, options)?; // (B, N, Hq·D)
             let gradient = Tensor::activations(operations, out.shape());
-            // Its factors change with the rows of a batch: no constant.
+            // The factors depend on the number of rows in the batch, so they are not a cached constant.
             let of_queries = waves(terms, width, |term| -scale * term.factor);
             let of_queries = operations.upload(Kind::F32, &of_queries, "waves");
             let array = gradient.array(operations);

@@ -18,28 +18,29 @@ use qkv_simd::matmul::Operand;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Tokens of a sequence up to which matrices in fewer bits are multiplied as they are; beyond, one product with the
-/// widened matrix is faster. What else is in the batch does not count, so that it does not change a sequence's result.
+/// Tokens per sequence up to which reduced-precision matrices are multiplied directly; beyond that, one product with
+/// the widened matrix is faster. The number of sequences in the batch does not count, so that it does not change a
+/// sequence's result.
 const MAX_STORED_TOKENS: usize = 4;
 
-/// What was done of linear layers by products of packed matrices.
+/// How much of a linear layer the packed product computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Packed {
     Nothing,
     /// `x Wᵀ`.
     Products,
-    /// All of it.
+    /// The whole layer.
     Finished,
 }
 
-/// What the activation's gradient is computed from.
+/// The value that the activation's gradient is computed from.
 enum Saved<T: Float> {
     /// Nothing: the gradient is 1.
     Nothing,
-    /// The output, dropout included: ReLU's gradient is 0 where it is 0, and those of tanh and sigmoid are functions of
-    /// it.
+    /// The output, dropout included: ReLU's gradient is 0 where the output is 0, and those of tanh and sigmoid are
+    /// functions of the output.
     Output(Tensor<T>),
-    /// The input.
+    /// The input of the activation.
     Input(Tensor<T>),
 }
 
@@ -52,7 +53,7 @@ enum SavedInput<T: Float> {
 struct LinearBackward<T: Float> {
     x: Option<usize>,
     shape: Vec<usize>,
-    /// The input, where the matrix is trained or adapted.
+    /// The input, if the matrix is trained or adapted.
     input: Option<SavedInput<T>>,
     adapter: Option<AdapterCall<T>>,
     w: Param,
@@ -60,16 +61,16 @@ struct LinearBackward<T: Float> {
     activation: Activation,
     saved: Saved<T>,
     dropout: Option<DropoutMask>,
-    /// What was added to the output.
+    /// The slot of the residual that was added to the output.
     residual: Option<usize>,
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// `dropout(activation(x Wᵀ + b))` with `x [.., I]`, `W [O, I]`, `b [O]`: a tensor `[.., O]`. Where `W` has an
+    /// `dropout(activation(x Wᵀ + b))` with `x [.., I]`, `W [O, I]`, `b [O]`: a tensor `[.., O]`. If `W` has an
     /// [adapter](crate::Adapter), its product is added to `x Wᵀ`.
     ///
     /// # Panics
-    /// Where the shapes do not fit.
+    /// If the shapes do not match.
     pub fn linear(&mut self, x: &Var<T>, w: Param, b: Option<Param>, activation: Activation, dropout: f64) -> Var<T> {
         let (rows, width) = (x.value.rows(), x.value.width());
         let &[out, inner] = self.parameters.shape(w) else { panic!("`{}` is no matrix", self.parameters.name(w)) };
@@ -92,11 +93,11 @@ impl<T: Float> Tape<'_, T> {
         self.activated(x, y, w, b, activation, dropout)
     }
 
-    /// Several linear layers of the same input, without activations: one piece of work where all matrices are packed
-    /// for inference.
+    /// Several linear layers of the same input, without activations: computed as one job if all matrices are packed for
+    /// inference.
     ///
     /// # Panics
-    /// Where the shapes do not fit.
+    /// If the shapes do not match.
     pub fn linear_together<const N: usize>(&mut self, x: &Var<T>, layers: [(Param, Option<Param>); N]) -> [Var<T>; N] {
         if let Some(operations) = self.machine.cuda() {
             let one_launch = self.few_rows_together(operations, x, &layers);
@@ -118,10 +119,10 @@ impl<T: Float> Tape<'_, T> {
         })
     }
 
-    /// `f(gate) · up` of two linear layers of the same input, without activations of their own.
+    /// `f(gate) · up` of two linear layers of the same input, without other activations.
     ///
     /// # Panics
-    /// Where the shapes do not fit.
+    /// If the shapes do not match.
     pub fn gated_linear(&mut self, x: &Var<T>, layers: [(Param, Option<Param>); 2], of: Gate) -> Var<T> {
         if let Some(operations) = self.machine.cuda()
             && let Some(y) = self.few_rows_gated(operations, x, layers, of)
@@ -132,8 +133,8 @@ impl<T: Float> Tape<'_, T> {
         self.gated(&gate, &up, of)
     }
 
-    /// The same for a few rows, in inference, as one launch of a device; `None`, and nothing is done, where they are
-    /// not that.
+    /// [`gated_linear`](Tape::gated_linear) for a few rows in inference, as one launch on a device. Returns `None` and
+    /// does nothing if [`has_few_rows`](Tape::has_few_rows) is false or no kernel fits.
     fn few_rows_gated(
         &self,
         operations: &Operations,
@@ -153,9 +154,10 @@ impl<T: Float> Tape<'_, T> {
         x.value.with_few_rows(operations, product).then(|| self.constant(y))
     }
 
-    /// Queries of the next token of each sequence of a [counted](KvCache::counted) cache, from a few rows
-    /// `x [B, 1, C]`, and its keys and values at the end of the cache, all turned by the angles of its position, as one
-    /// launch; `None`, and nothing is done, where this is another cache, or where they are not few rows in inference.
+    /// The queries for the next token of each sequence of a [counted](KvCache::counted) cache, from a few rows
+    /// `x [B, 1, C]`, with its keys and values appended to the cache, and queries and keys rotated by the angles of its
+    /// position, all in one launch. Returns `None` and does nothing if the cache is not counted,
+    /// [`has_few_rows`](Tape::has_few_rows) is false, or no kernel fits.
     pub(crate) fn few_rows_appended(
         &self,
         x: &Var<T>,
@@ -178,20 +180,19 @@ impl<T: Float> Tape<'_, T> {
         x.value.with_few_rows(operations, product).then(|| self.constant(q))
     }
 
-    /// Matrix and bias of a linear layer in device memory, for inference.
+    /// The matrix and the bias of a linear layer in device memory, for inference.
     fn device_layer(&self, operations: &Operations, (w, b): (Param, Option<Param>)) -> (DeviceMatrix, Option<Array>) {
         let bias = b.map(|b| self.parameters.rounded_array(b, operations));
         (self.parameters.device_matrix(w, operations), bias)
     }
 
-    /// Whether a device has kernels of its own for products of these rows: few, in inference, without adapters.
+    /// Whether a device has specialized kernels for products of these rows: few rows, in inference, without adapters.
     fn has_few_rows(&self, x: &Var<T>, layers: &[(Param, Option<Param>)]) -> bool {
         let adapted = layers.iter().any(|&(w, _)| self.parameters.adapter(w).is_some());
         self.is_inference() && !adapted && x.value.rows() <= FEW_ROWS
     }
 
-    /// A matrix for a product on a device: what is trained, or has adapters that are, is multiplied as its gradient
-    /// will be.
+    /// A matrix for a product on a device. Outside inference it is in the form that the backward pass also uses.
     fn product_matrix(&self, operations: &Operations, w: Param) -> DeviceMatrix {
         match self.is_inference() {
             true => self.parameters.device_matrix(w, operations),
@@ -199,8 +200,8 @@ impl<T: Float> Tape<'_, T> {
         }
     }
 
-    /// Products of a few rows, in inference, as one launch of a device; `None`, and nothing is done, where they are not
-    /// that.
+    /// Products of a few rows in inference, as one launch on a device. Returns `None` and does nothing if
+    /// [`has_few_rows`](Tape::has_few_rows) is false or no kernel fits.
     fn few_rows_together<const N: usize>(
         &self,
         operations: &Operations,
@@ -251,7 +252,7 @@ impl<T: Float> Tape<'_, T> {
         let of_input = depends && matches!(activation, Activation::Gelu | Activation::GeluTanh);
         let mut before = of_input.then(|| Tensor::activations(operations, &shape));
         let (sizes, array) = ([rows, out, inner], y.array_mut(operations));
-        // The product's own epilogue has the hyperbolic GELU, over rows of 16 bytes.
+        // The tanh GELU can be fused into the product's epilogue if rows are multiples of 16 bytes.
         let fused = match (&bias, &mut before) {
             (Some(bias), Some(before)) if activation == Activation::GeluTanh && out % 8 == 0 => {
                 let matrix = self.parameters.rounded_array(w, operations);
@@ -314,7 +315,7 @@ impl<T: Float> Tape<'_, T> {
     /// `residual + dropout(x Wᵀ + b)`, with a residual `[.., O]`.
     ///
     /// # Panics
-    /// Where the shapes do not fit.
+    /// If the shapes do not match.
     pub fn linear_residual(
         &mut self,
         x: &Var<T>,
@@ -345,7 +346,8 @@ impl<T: Float> Tape<'_, T> {
         self.residual(residual, y, dropout)
     }
 
-    /// The rest of a linear layer after its product, where the product can do it: in inference, without an adapter.
+    /// The rest of a linear layer, if the epilogue of the CPU's product can do it: in inference, with ReLU or no
+    /// activation, without adapter or dropout.
     pub(super) fn finish(
         &self,
         w: Param,
@@ -362,7 +364,7 @@ impl<T: Float> Tape<'_, T> {
         })
     }
 
-    /// The same as one product, without dropout.
+    /// [`linear_residual`](Tape::linear_residual) as one product, without dropout.
     fn linear_residual_on_cuda(
         &mut self,
         operations: &Operations,
@@ -397,7 +399,7 @@ impl<T: Float> Tape<'_, T> {
         })
     }
 
-    /// The input of a layer without adapter, which may be recomputed.
+    /// Saves the input of a layer without an adapter, possibly in a form from which it is recomputed.
     fn saved_input(&self, x: &Var<T>) -> SavedInput<T> {
         match &x.source {
             Some(source) if source.before.width() == x.value.width() => SavedInput::Activation(source.clone()),
@@ -405,8 +407,8 @@ impl<T: Float> Tape<'_, T> {
         }
     }
 
-    /// `y = x Wᵀ` from packed matrices, in inference, finished where each has a finish and its form in memory allows
-    /// it.
+    /// `y = x Wᵀ` with packed matrices in inference, with the finishes applied if every layer has one and the matrices'
+    /// storage format allows it.
     fn packed_products(
         &self,
         x: &Var<T>,
@@ -524,8 +526,8 @@ impl<T: Float> Tape<'_, T> {
     }
 }
 
-/// Adds the bias and applies activation and dropout to rows, in place or into `out`; `rows` then hold the activation's
-/// input.
+/// Adds the bias and applies activation and dropout to rows, in place or into `out`; in the latter case `rows` hold the
+/// activation's input afterwards.
 fn activate<T: Float>(
     machine: &Machine,
     rows: &mut [T],
@@ -571,7 +573,8 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
         }
         let &[out, inner] = context.parameters.shape(self.w) else { unreachable!("forward had a matrix") };
         let rows = self.shape[..self.shape.len() - 1].iter().product();
-        // ReLU's saved output is zero where elements were dropped; otherwise the mask is drawn again.
+        // ReLU's saved output is already zero where elements were dropped; with any other activation, draw the mask
+        // again.
         if let (Some(dropout), false) = (self.dropout, self.activation == Activation::Relu) {
             upstream = apply_dropout(machine, upstream.reshaped(&[rows, out]), dropout);
         }

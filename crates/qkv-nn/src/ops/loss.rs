@@ -1,8 +1,8 @@
 //! Fused output projection and cross-entropy, with label smoothing.
 //!
-//! Logits of a whole batch over a whole vocabulary would be the largest tensor of a training step. They are computed
-//! for [some rows](rows_at_a_time) at a time, replaced in place by their gradient, multiplied into the gradients of `x`
-//! and `W`, and dropped.
+//! The logits of a whole batch over the vocabulary would be the largest tensor of a training step. They are computed
+//! for [a block of rows](rows_at_a_time) at a time, replaced in place by their gradient, multiplied into the gradients
+//! of `x` and `W`, and dropped.
 
 use crate::float::Float;
 use crate::loops::{CrossEntropyRow, RowLoss};
@@ -23,16 +23,16 @@ pub struct Target<'a> {
     pub ignore: Option<u32>,
     /// Label smoothing: the probability spread evenly over all classes (Szegedy et al. 2016).
     pub smoothing: f64,
-    /// Factor of each row's gradient: one over the rows of a whole step, say.
+    /// Factor of each row's gradient, such as one over the number of rows in a whole step.
     pub scale: f64,
 }
 
 /// A loss, summed over the rows that are not ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
-    /// With label smoothing: what training minimizes.
+    /// The loss with label smoothing, which training minimizes.
     pub smoothed: f64,
-    /// Without: `−ln p` of the target class.
+    /// The loss without label smoothing: `−ln p` of the target class.
     pub nll: f64,
     /// Number of rows.
     pub rows: usize,
@@ -49,7 +49,7 @@ impl std::ops::AddAssign for Loss {
     }
 }
 
-/// A loss that a device may still be computing. Reading it waits.
+/// A loss that a device may still be computing. Reading it blocks until it is complete.
 #[derive(Clone, Debug)]
 pub struct PendingLoss(LossState);
 
@@ -58,7 +58,7 @@ enum LossState {
     Known(Loss),
     /// Four f64: see [`Operations::cross_entropy`].
     OnDevice(Operations, Array),
-    /// Each with its factor; and their rows.
+    /// Losses, each with its factor, and their number of rows.
     Sum(Vec<(f64, PendingLoss)>, usize),
 }
 
@@ -69,12 +69,12 @@ impl From<Loss> for PendingLoss {
 }
 
 impl PendingLoss {
-    /// Totals that a device adds to.
+    /// A loss whose totals a device accumulates.
     pub(crate) fn on_device(operations: &Operations, totals: Array) -> PendingLoss {
         PendingLoss(LossState::OnDevice(operations.clone(), totals))
     }
 
-    /// The sum of losses, each times its factor, over the same rows: no row counts as right.
+    /// The sum of losses over the same rows, each times its factor. No row counts as right.
     pub fn sum(parts: Vec<(f64, PendingLoss)>, rows: usize) -> PendingLoss {
         PendingLoss(LossState::Sum(parts, rows))
     }
@@ -84,7 +84,7 @@ impl PendingLoss {
         self.fetch().read()
     }
 
-    /// Begins to copy it to the host, as it is after the work so far.
+    /// Starts copying to the host the loss after the work submitted so far.
     pub fn fetch(&self) -> Pending<Loss> {
         match &self.0 {
             LossState::Known(loss) => (*loss).into(),
@@ -112,20 +112,20 @@ impl PendingLoss {
     }
 }
 
-/// Bytes of logits that exist at the same time on a device.
+/// Bytes of logits in memory at a time on a device.
 const LOGITS_BYTES: usize = 1 << 29;
 
-/// Most rows whose logits exist at the same time.
+/// Largest number of rows whose logits are in memory at a time.
 const MOST_ROWS: usize = 1024;
 
-/// Logits that exist at the same time, if those of `FEWEST_ROWS` are not more: 64 MiB in f32. Every block of rows packs
-/// the matrix again, which a block of hundreds of rows does not notice.
+/// Limit of the logits in memory at a time, 64 MiB in f32, unless `FEWEST_ROWS` rows need more. Every block of rows
+/// packs the matrix again, a cost that blocks of hundreds of rows amortize.
 const MOST_LOGITS: usize = 1 << 24;
 
-/// Fewest rows whose logits exist at the same time: fewer would be slow products.
+/// Smallest number of rows whose logits are computed at a time: fewer would make products slow.
 const FEWEST_ROWS: usize = 128;
 
-/// Rows whose logits exist at the same time: as many for all batches, which share the memory.
+/// Number of rows whose logits are in memory at a time. It is the same for all batches, so that they share the memory.
 fn rows_at_a_time(classes: usize) -> usize {
     (MOST_LOGITS / classes.max(1) / FEWEST_ROWS * FEWEST_ROWS).clamp(FEWEST_ROWS, MOST_ROWS)
 }
@@ -135,12 +135,12 @@ impl<T: Float> Tape<'_, T> {
     /// backward pass starts here.
     ///
     /// # Panics
-    /// Where the shapes do not fit, or a class is beyond the vocabulary.
+    /// If the shapes do not match, or a class is beyond the vocabulary.
     pub fn cross_entropy(&mut self, x: &Var<T>, w: Param, b: Option<Param>, target: Target<'_>) -> PendingLoss {
         self.cross_entropy_into(x, w, b, target, None)
     }
 
-    /// The same, and the log-likelihood of the target of each row; 0 of those that are ignored.
+    /// [`cross_entropy`](Tape::cross_entropy), and the log-likelihood of each row's target; 0 for ignored rows.
     ///
     /// # Panics
     /// As [`cross_entropy`](Tape::cross_entropy).
@@ -220,7 +220,7 @@ impl<T: Float> Tape<'_, T> {
         loss.into()
     }
 
-    #[allow(clippy::too_many_arguments)] // What a loss has.
+    #[allow(clippy::too_many_arguments)] // The arguments of a loss.
     fn cross_entropy_on_cuda(
         &mut self,
         operations: &Operations,
@@ -285,7 +285,7 @@ impl<T: Float> Tape<'_, T> {
     }
 }
 
-/// A multiple of eight classes, and the rest: products of other sizes have slow kernels.
+/// The classes up to a multiple of eight, and the remainder: products of other sizes have slow kernels.
 fn class_ranges(classes: usize) -> impl Iterator<Item = Range<usize>> {
     let whole = classes / 8 * 8;
     [0..whole, whole..classes].into_iter().filter(|range| !range.is_empty())

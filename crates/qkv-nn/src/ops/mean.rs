@@ -1,4 +1,4 @@
-//! Mean pooling of a sequence, padding left out.
+//! Mean pooling of a sequence, excluding padding.
 
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
@@ -33,10 +33,11 @@ impl<T: Float> Backward<T> for MeanBackward {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// The mean over the first `lengths[b]` tokens of each sequence `[B, N, C]`, or over all of them: `[B, 1, C]`.
+    /// The mean over the first `lengths[b]` tokens of each sequence `[B, N, C]`, or over all tokens without `lengths`:
+    /// `[B, 1, C]`.
     ///
     /// # Panics
-    /// Where a sequence has fewer tokens than its length.
+    /// If a sequence has fewer tokens than its length.
     pub fn mean(&mut self, x: &Var<T>, lengths: Option<&[usize]>) -> Var<T> {
         let &[batch, length, width] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
         let lengths = lengths.map_or_else(|| vec![length; batch], <[usize]>::to_vec);

@@ -1,4 +1,4 @@
-//! The operations: each a method of [`Tape`](crate::Tape), which is its forward pass, and a struct that implements its
+//! The operations. Each is a method of [`Tape`](crate::Tape), the forward pass, and a struct that implements the
 //! backward pass.
 
 mod adapter;

@@ -17,14 +17,15 @@ struct LayerNormBackward<T: Float> {
     moments: Tensor<T>,
 }
 
-/// Rows whose gradients of gain and bias are one partial sum: the order of those sums does not depend on the threads.
+/// Rows per partial sum of the gradients of gain and bias. The fixed size makes the order of those sums independent of
+/// the threads.
 const ROWS: usize = 64;
 
 impl<T: Float> Tape<'_, T> {
     /// `(x − mean) / √(variance + ε) · gain + bias`, row by row.
     ///
     /// # Panics
-    /// Where the shapes do not fit.
+    /// If the shapes do not match.
     pub fn layer_norm(&mut self, x: &Var<T>, gain: Param, bias: Param, epsilon: f64) -> Var<T> {
         let (rows, width) = (x.value.rows(), x.value.width());
         let shapes = (self.parameters.shape(gain), self.parameters.shape(bias));
@@ -66,7 +67,7 @@ impl<T: Float> Tape<'_, T> {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// A norm of few rows in inference on a device: the product that follows computes it.
+    /// A norm of few rows in inference on a device: the product that follows computes the norm itself.
     fn normalized_later(
         &self,
         operations: &Operations,
@@ -117,7 +118,8 @@ impl<T: Float> Backward<T> for LayerNormBackward<T> {
     }
 }
 
-/// Where the gradient of the input goes, and whether it is added to what is there; to spare memory for a constant.
+/// The array for the gradient of the input, and whether the gradient is added to the array's content. For a constant,
+/// the array is scratch memory.
 pub(super) fn input_gradient<T: Float>(
     slot: Option<usize>,
     shape: &[usize],
@@ -140,7 +142,7 @@ impl<T: Float> Tape<'_, T> {
     /// `x / √(mean(x²) + ε) · gain`, row by row.
     ///
     /// # Panics
-    /// Where the shapes do not fit.
+    /// If the shapes do not match.
     pub fn rms_norm(&mut self, x: &Var<T>, gain: Param, epsilon: f64) -> Var<T> {
         let (rows, width) = (x.value.rows(), x.value.width());
         assert_eq!(self.parameters.shape(gain), [width], "the width of `{}`", self.parameters.name(gain));

@@ -1,5 +1,5 @@
-//! Attention within packed sequences, `[1, T, H·D]`: sequences of several lengths one behind the other, without
-//! padding, so that no layer computes rows that nobody reads. For inference.
+//! Attention within packed sequences, `[1, T, H·D]`: sequences of different lengths concatenated without padding, so
+//! that no layer computes rows that nobody reads. For inference.
 
 use super::attention::{AttendOptions, Pass};
 use crate::float::Float;
@@ -9,15 +9,14 @@ use crate::tensor::Tensor;
 use qkv::View;
 
 impl<T: Float> Tape<'_, T> {
-    /// Self-attention within each of the packed sequences, whose lengths add up to the rows: from `q [1, T, Hq·D]`, `k
-    /// [1, T, Hk·D]` and `v [1, T, Hk·Dv]`, a tensor `[1, T, Hq·Dv]`. Neighbors of equal length are computed together,
-    /// so sort sequences by length.
+    /// Self-attention within each packed sequence: from `q [1, T, Hq·D]`, `k [1, T, Hk·D]` and `v [1, T, Hk·Dv]`, a
+    /// tensor `[1, T, Hq·Dv]`. Neighbors of equal length are computed together, so sort sequences by length.
     ///
     /// # Errors
     /// As [`attend`](Tape::attend).
     ///
     /// # Panics
-    /// On a training tape, and where the lengths do not add up to the rows.
+    /// On a training tape, or if the lengths do not add up to the number of rows.
     pub fn attend_packed(
         &mut self,
         [q, k, v]: [&Var<T>; 3],
@@ -47,7 +46,7 @@ impl<T: Float> Tape<'_, T> {
     }
 }
 
-/// `count` sequences of one length, starting at row `first`, as `[B, H, L, D]`.
+/// A view of `count` sequences of equal length, starting at row `first`, as `[B, H, L, D]`.
 fn group<T: Float>(var: &Var<T>, heads: usize, [first, count, length]: [usize; 3]) -> View<'_, T> {
     let (width, d) = (var.value.width(), var.value.width() / heads);
     View::strided(var.value.data(), first * width, [count, heads, length, d], head_strides(length, heads, d))

@@ -1,7 +1,7 @@
-//! The gradient of choices: hard attention that samples has no derivative with respect to its scores, and its gradient
-//! is estimated from what the loss was after the choice (REINFORCE, Williams 1992, as in Xu et al. 2015,
-//! arXiv:1502.03044). To the gradient of `−log p(y | s)` comes that of `−w (log p(y | s) − b) log p(s)`, with `b` what
-//! was to be expected. For a part of the sequences the attention is soft, the expected value of the choice.
+//! The gradient of choices. Sampled hard attention has no derivative with respect to its scores, so the gradient is
+//! estimated from the loss after the choice (REINFORCE, Williams 1992, as in Xu et al. 2015, arXiv:1502.03044). The
+//! gradient of `−w (log p(y | s) − b) log p(s)`, with baseline `b`, is added to that of `−log p(y | s)`. For a fraction
+//! of the sequences, attention is soft: the expected value of the choice.
 
 use super::attention::AttendOptions;
 use crate::float::Float;
@@ -11,23 +11,23 @@ use qkv::{Choice, Select};
 use qkv_simd::philox;
 
 impl<T: Float> Tape<'_, T> {
-    /// Trains the choices of hard attention that samples.
+    /// The same tape, training the choices of sampled hard attention.
     pub fn reinforce(mut self, how: Reinforce) -> Self {
         self.reinforce = Some(how);
         self
     }
 
-    /// Whether an attention so far has made a choice whose gradient [`reward`](Tape::reward) gives.
+    /// Whether any attention so far has made a choice that needs a [`reward`](Tape::reward).
     pub fn has_chosen(&self) -> bool {
         self.chosen
     }
 
-    /// Says what the choices of each sequence led to, before the backward pass: the log-likelihoods of the targets of
-    /// each, `log_likelihoods [B, N]`, of which the first `lengths[b]` count, each with the factor `scale` in the loss.
-    /// What was to be expected of a sequence is the baseline times its targets.
+    /// Rewards the choices of each sequence, before the backward pass. `log_likelihoods [B, N]` are those of each
+    /// sequence's targets, of which the first `lengths[b]` count, each with the factor `scale` in the loss. The
+    /// expected log-likelihood of a sequence is the baseline times its number of targets.
     ///
     /// # Panics
-    /// Where there is not one length for each sequence.
+    /// If the log-likelihoods cannot be divided evenly among as many sequences as there are lengths.
     pub fn reward(&mut self, log_likelihoods: &[f64], lengths: &[usize], scale: f64) {
         let Some(Reinforce { weight, baseline, .. }) = self.reinforce else { return };
         let each = log_likelihoods.len() / lengths.len().max(1);
@@ -40,8 +40,8 @@ impl<T: Float> Tape<'_, T> {
         self.rewards = Some(Rewards { factors, lengths: lengths.to_vec() });
     }
 
-    /// For each of `batch` sequences, whether its choices are drawn; the attention of the others is soft. `None` where
-    /// nothing is trained by its choices. A sequence's answer is the same for every attention of a pass.
+    /// For each of `batch` sequences, whether its choices are drawn; the attention of the others is soft. `None` if the
+    /// attention's choices are not trained. The decision for a sequence is the same in every attention of a pass.
     pub(super) fn drawn(&mut self, batch: usize, options: &AttendOptions<'_>) -> Option<Vec<bool>> {
         let sampled = Select::Hard(Choice { sample: true, straight_through: false });
         let Reinforce { expected, .. } =

@@ -1,4 +1,4 @@
-//! The rectifier of a value that no linear layer made: after a norm, or after a residual sum.
+//! ReLU that is not fused into a linear layer: after a norm, or after a residual addition.
 
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
@@ -28,7 +28,7 @@ impl<T: Float> Backward<T> for ReluBackward<T> {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// `max(x, 0)`, in place where the memory of `x` is not shared.
+    /// `max(x, 0)`, in place if the memory of `x` is not shared.
     pub fn relu(&mut self, x: Var<T>) -> Var<T> {
         let (slot, mut value) = (x.slot, x.value);
         if let Some(operations) = self.machine.cuda() {

@@ -18,23 +18,24 @@ pub struct Angles<T> {
     table: Arc<[Vec<T>; 2]>,
     half: usize,
     length: usize,
-    /// The table in the memory of a device that counts the positions of sequences.
+    /// The table in the memory of a device that tracks the positions of sequences.
     on_device: Option<[Array; 2]>,
 }
 
 impl<T: Float> Angles<T> {
-    /// For heads of `width` and positions from `start` on: at position `p`, pair `i` is rotated by `p / θ^(2i/D)`.
+    /// Angles for heads of `width` and positions from `start` on: at position `p`, pair `i` is rotated by
+    /// `p / θ^(2i/D)`.
     ///
     /// # Panics
-    /// Where the width is odd.
+    /// If the width is odd.
     pub fn new(width: usize, theta: f64, start: usize, length: usize) -> Self {
         Angles::at(width, theta, &(start..start + length).collect::<Vec<_>>())
     }
 
-    /// For any positions, such as those of packed sequences.
+    /// Angles for arbitrary positions, such as those of packed sequences.
     ///
     /// # Panics
-    /// Where the width is odd.
+    /// If the width is odd.
     pub fn at(width: usize, theta: f64, positions: &[usize]) -> Self {
         assert!(width.is_multiple_of(2), "{width} elements are no pairs");
         let (half, length) = (width / 2, positions.len());
@@ -45,10 +46,10 @@ impl<T: Float> Angles<T> {
         Angles { table: Arc::new([cosines, sines]), half, length, on_device: None }
     }
 
-    /// For sequences whose positions a device counts, with room for this many tokens.
+    /// Angles for sequences whose positions are tracked on a device, with room for this many tokens.
     ///
     /// # Panics
-    /// Where the width is odd.
+    /// If the width is odd.
     pub fn counted(width: usize, theta: f64, operations: &Operations, room: usize) -> Self {
         let angles = Angles::<T>::new(width, theta, 0, room);
         let upload = |numbers: &Vec<T>| operations.upload(Kind::F32, &T::to_floats(numbers), "angles");
@@ -56,12 +57,12 @@ impl<T: Float> Angles<T> {
         Angles { on_device: Some(tables), ..angles }
     }
 
-    /// Cosines and sines of all positions, where a device counts them.
+    /// Cosines and sines of all positions, if the positions are tracked on a device.
     pub(crate) fn on_device(&self) -> Option<&[Array; 2]> {
         self.on_device.as_ref()
     }
 
-    /// Rotates rows `[.., N, H·D]` in place, by the negated angles where `inverse`.
+    /// Rotates rows `[.., N, H·D]` in place, by the negated angles if `inverse`.
     fn rotate(&self, machine: &Machine, x: &mut Tensor<T>, inverse: bool) {
         let (width, half) = (x.width(), self.half);
         assert!(width.is_multiple_of(2 * half), "heads of {} cannot share a width of {width}", 2 * half);
@@ -99,7 +100,7 @@ impl<T: Float> Tape<'_, T> {
     /// Rotates each head of queries or keys `x [B, N, H·D]` by the angles of its position.
     ///
     /// # Panics
-    /// Where the angles are for other widths or lengths.
+    /// If the angles are for another width or length.
     pub fn rotary(&mut self, x: Var<T>, angles: &Angles<T>) -> Var<T> {
         let (slot, mut value) = (x.slot, x.value);
         angles.rotate(self.machine, &mut value, false);

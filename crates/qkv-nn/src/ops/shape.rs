@@ -7,7 +7,7 @@ use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::Kind;
 
-/// Columns `from .. from + width` of rows of width `wide`, as a tensor.
+/// Columns `from .. from + width` of rows of width `wide`, copied into a tensor.
 fn columns<T: Float>(
     (pool, machine): (&Pool<T>, &Machine),
     rows: &Tensor<T>,
@@ -34,7 +34,7 @@ fn columns<T: Float>(
     part
 }
 
-/// Rows side by side: each part is written into its columns.
+/// Concatenates rows side by side: each part is written into its columns.
 fn concat_columns<T: Float>(
     (pool, machine): (&Pool<T>, &Machine),
     parts: &[&Tensor<T>],
@@ -148,7 +148,7 @@ impl<T: Float> Tape<'_, T> {
     /// Concatenates along the last axis: `[.., C₁]`, `[.., C₂]`, … become `[.., C₁ + C₂ + …]`.
     ///
     /// # Panics
-    /// Where they have different numbers of rows.
+    /// If the tensors have different numbers of rows.
     pub fn concat(&mut self, parts: &[&Var<T>]) -> Var<T> {
         let wide: usize = parts.iter().map(|part| part.value.width()).sum();
         let mut shape = parts[0].shape().to_vec();
@@ -166,7 +166,7 @@ impl<T: Float> Tape<'_, T> {
     /// Slices one step of each sequence: `[B, N, C]` becomes `[B, 1, C]`.
     ///
     /// # Panics
-    /// Where there is no such step.
+    /// If the step does not exist.
     pub fn step(&mut self, x: &Var<T>, step: usize) -> Var<T> {
         let &[batch, length, width] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
         assert!(step < length, "step {step} of {length}");
@@ -179,7 +179,7 @@ impl<T: Float> Tape<'_, T> {
     /// Stacks steps into sequences: `N` tensors `[B, 1, C]` become `[B, N, C]`.
     ///
     /// # Panics
-    /// Where their shapes differ.
+    /// If their shapes differ.
     pub fn stack(&mut self, steps: &[Var<T>]) -> Var<T> {
         let &[batch, 1, width] = steps[0].shape() else { panic!("a step has one token, not {:?}", steps[0].shape()) };
         let length = steps.len();
@@ -193,7 +193,7 @@ impl<T: Float> Tape<'_, T> {
     /// Scales sequence `b` by the constant `factors[b]`.
     ///
     /// # Panics
-    /// Where there are not as many factors as sequences.
+    /// If the number of factors is not that of the sequences.
     pub fn scale(&mut self, x: Var<T>, factors: &[T]) -> Var<T> {
         assert_eq!(x.shape()[0], factors.len(), "a factor for each sequence");
         let (slot, mut value) = (x.slot, x.value);

@@ -1,4 +1,4 @@
-//! The loss of extractive question answering: cross-entropy over the tokens of a sequence, for the start and the end of
+//! The loss of extractive question answering: cross-entropy over the tokens of a sequence for the start and the end of
 //! a span.
 
 use super::loss::{Loss, PendingLoss};
@@ -8,11 +8,11 @@ use crate::tensor::Tensor;
 
 impl<T: Float> Tape<'_, T> {
     /// The loss of the logits `[B, N, 2]` of a span's start and end against the target tokens, over the first
-    /// `lengths[b]` tokens of each sequence: the mean of both cross-entropies. On a training tape the backward pass
+    /// `lengths[b]` tokens of each sequence: the mean of the two cross-entropies. On a training tape the backward pass
     /// starts here, with the gradient of each sequence multiplied by `scale`.
     ///
     /// # Panics
-    /// Where the shapes do not fit, or a target is beyond its sequence.
+    /// If the shapes do not match, or a target is beyond its sequence.
     pub fn span_loss(&mut self, scores: &Var<T>, spans: &[[u32; 2]], lengths: &[usize], scale: f64) -> PendingLoss {
         let &[batch, length, 2] = scores.shape() else { panic!("scores are [B, N, 2], not {:?}", scores.shape()) };
         assert_eq!((spans.len(), lengths.len()), (batch, batch), "a span and a length for each sequence");

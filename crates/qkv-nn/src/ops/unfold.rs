@@ -1,4 +1,4 @@
-//! Windows over sequences, side by side in rows: a convolution is a linear map of them.
+//! Windows over sequences, unfolded into rows: a convolution is a linear map of these rows.
 
 use crate::float::Float;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
@@ -8,11 +8,11 @@ use qkv_cuda::operations::ImageWindows;
 /// The windows of a convolution over a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Tokens of a window, `K`.
+    /// Tokens per window, `K`.
     pub kernel: usize,
     /// Tokens from one window to the next.
     pub stride: usize,
-    /// Zero tokens before the first token and behind the last.
+    /// Zero tokens before the first token and after the last.
     pub padding: usize,
 }
 
@@ -22,7 +22,7 @@ impl Windows {
         (length + 2 * self.padding).checked_sub(self.kernel).map_or(0, |rest| rest / self.stride + 1)
     }
 
-    /// The tokens that window `at` sees, and the place of the first of them in the window.
+    /// The tokens covered by window `at`, and the place of the first of them in the window.
     fn tokens(self, at: usize, length: usize) -> (std::ops::Range<usize>, usize) {
         let start = at * self.stride;
         let first = start.saturating_sub(self.padding).min(length);
@@ -30,7 +30,7 @@ impl Windows {
         (first..end, self.padding.saturating_sub(start))
     }
 
-    /// The same over sequences of `length` tokens on a device: images of one row.
+    /// The windows over sequences of `length` tokens for a device: images of one row.
     fn on_device(self, length: usize) -> ImageWindows {
         let row = |first: usize, second: usize| [first as u32, second as u32];
         ImageWindows {
@@ -73,10 +73,10 @@ impl<T: Float> Backward<T> for UnfoldBackward {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// The windows of `x [B, N, C]`, the tokens of each side by side: `[B, count, K·C]`.
+    /// The windows of `x [B, N, C]`, with the tokens of each window side by side: `[B, count, K·C]`.
     ///
     /// # Panics
-    /// Where `x` has another number of axes, or a window is empty.
+    /// If `x` has another number of axes, or a window is empty.
     pub fn unfold(&mut self, x: &Var<T>, windows: Windows) -> Var<T> {
         let &[batch, length, width] = x.shape() else { panic!("sequences have three axes, not {:?}", x.shape()) };
         assert!(windows.kernel > 0 && windows.stride > 0, "{windows:?}");

@@ -1,5 +1,5 @@
-//! Windows over images, `[B, H, W, C]`: side by side in rows, of which a convolution is a linear map, and the maximum
-//! over each of them.
+//! Windows over images `[B, H, W, C]`: unfolding them into rows, of which a convolution is a linear map, and max
+//! pooling over each window.
 
 use crate::float::Float;
 use crate::loops::MaxAssign;
@@ -8,16 +8,16 @@ use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, ImageWindows, Kind};
 use std::ops::Range;
 
-/// The windows of a convolution or of pooling over images; each pair is vertical, horizontal.
+/// The windows of a convolution or of pooling over images; each pair is vertical, then horizontal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows2d {
     /// Height and width of a window, `K × L`.
     pub kernel: [usize; 2],
     /// Pixels from one window to the next.
     pub stride: [usize; 2],
-    /// Empty rows above, and empty columns left of an image.
+    /// Padding rows above an image, and padding columns to its left.
     pub before: [usize; 2],
-    /// Empty rows below, and empty columns right of it.
+    /// Padding rows below an image, and padding columns to its right.
     pub after: [usize; 2],
 }
 
@@ -28,8 +28,8 @@ impl Windows2d {
         Windows2d { kernel, stride, before: padding, after: padding }
     }
 
-    /// Square windows over images of `[H, W]`, padded so that there is one for each `stride` pixels: TensorFlow's
-    /// `SAME`, with the odd row or column of padding at the end.
+    /// Square windows over images of `[H, W]`, padded so that there is one window per `stride` pixels: TensorFlow's
+    /// `SAME`, with an odd row or column of padding at the end.
     pub fn same(size: [usize; 2], kernel: usize, stride: usize) -> Self {
         let pad = size.map(|n| ((n.div_ceil(stride).max(1) - 1) * stride + kernel).saturating_sub(n));
         Windows2d {
@@ -47,7 +47,7 @@ impl Windows2d {
         })
     }
 
-    /// The pixels along an axis that window `at` sees, and the place of the first of them in the window.
+    /// The pixels along an axis covered by window `at`, and the place of the first of them in the window.
     fn seen(self, axis: usize, at: usize, length: usize) -> (Range<usize>, usize) {
         let start = at * self.stride[axis];
         let first = start.saturating_sub(self.before[axis]).min(length);
@@ -55,15 +55,15 @@ impl Windows2d {
         (first..end, self.before[axis].saturating_sub(start))
     }
 
-    /// The pixels of an image `[H, W]` that window number `at` sees, row by row.
+    /// The pixels of an image `[H, W]` covered by window number `at`, row by row.
     fn pixels(self, at: usize, [height, width]: [usize; 2]) -> impl Iterator<Item = usize> {
         let [rows, columns] = self.count([height, width]);
         let (ys, xs) = (self.seen(0, at / columns % rows, height).0, self.seen(1, at % columns, width).0);
         ys.flat_map(move |y| xs.clone().map(move |x| y * width + x))
     }
 
-    /// The windows from number `first` on, of images `x [B, H, W, C]`: as many as there is room for, the pixels of each
-    /// row by row, zeros beyond the image.
+    /// Fills `to` with the windows of images `x [B, H, W, C]` from number `first` on, the pixels of each window row by
+    /// row, with zeros beyond the image.
     pub(super) fn gather<T: Float>(self, x: &[T], [height, width, channels]: [usize; 3], first: usize, to: &mut [T]) {
         let ([rows, columns], line) = (self.count([height, width]), self.kernel[1] * channels);
         let row = self.kernel[0] * line;
@@ -80,7 +80,7 @@ impl Windows2d {
                     continue;
                 };
                 let pixels = &image[(from * width + xs.start) * channels..(from * width + xs.end) * channels];
-                // A window that hangs over the edge on the far side starts at its place 0, or sees nothing.
+                // A window entirely inside the padding covers no pixels, and `left` may lie beyond its end.
                 let start = if pixels.is_empty() { 0 } else { left * channels };
                 to[..start].fill(T::ZERO);
                 to[start..start + pixels.len()].copy_from_slice(pixels);
@@ -89,7 +89,7 @@ impl Windows2d {
         }
     }
 
-    /// The same over images of `[H, W]` on a device.
+    /// The windows over images of `[H, W]` for a device.
     fn on_device(self, size: [usize; 2]) -> ImageWindows {
         let [kernel, stride, before, windows, size] =
             [self.kernel, self.stride, self.before, self.count(size), size].map(|pair| pair.map(|x| x as u32));
@@ -150,7 +150,7 @@ struct MaxPoolBackward {
     places: Places,
 }
 
-/// Places of maxima, on the side where they were found.
+/// Places of maxima, in the memory in which they were computed.
 enum Places {
     Host(Vec<u32>),
     Device(Array),
@@ -181,11 +181,11 @@ impl<T: Float> Backward<T> for MaxPoolBackward {
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// The windows of images `x [B, H, W, C]`, the pixels of each row by row, zeros beyond the image:
+    /// The windows of images `x [B, H, W, C]`, the pixels of each window row by row, with zeros beyond the image:
     /// `[B, rows, columns, K·L·C]`.
     ///
     /// # Panics
-    /// Where `x` has another number of axes, or a window is empty.
+    /// If `x` has another number of axes, or a window is empty.
     pub fn unfold2d(&mut self, x: &Var<T>, windows: Windows2d) -> Var<T> {
         let shape @ [batch, height, width, channels] = image_shape(x);
         windows.check();
@@ -210,11 +210,11 @@ impl<T: Float> Tape<'_, T> {
         self.record(y, self.depends(&[slot], &[]), || UnfoldBackward { x: slot, shape, windows })
     }
 
-    /// The maximum of each channel over each window of images `x [B, H, W, C]`: `[B, rows, columns, C]`. What is beyond
-    /// the image does not count; of equal ones, the first gets the gradient.
+    /// The maximum of each channel over each window of images `x [B, H, W, C]`: `[B, rows, columns, C]`. Padding does
+    /// not count; of equal maxima, the first gets the gradient.
     ///
     /// # Panics
-    /// Where `x` has another number of axes, or a window sees no pixel.
+    /// If `x` has another number of axes, or a window covers no pixel.
     pub fn max_pool2d(&mut self, x: &Var<T>, windows: Windows2d) -> Var<T> {
         let shape @ [batch, height, width, channels] = image_shape(x);
         windows.check();
@@ -240,7 +240,7 @@ impl<T: Float> Tape<'_, T> {
         };
         let each = self.machine.rows_each(batch * rows * columns, channels);
         if !depends {
-            // Nobody asks for the places of the maxima.
+            // The places of the maxima are not needed.
             let parts = y.data_mut().chunks_mut((each * channels).max(1)).collect();
             self.machine.each(parts, |part, y: &mut [T]| {
                 for (at, best) in (part * each..).zip(y.chunks_exact_mut(channels)) {

@@ -1,4 +1,4 @@
-//! Matrices in quantized blocks stay in them on a device: what is computed with them is what their values say.
+//! Quantized matrices stay in their blocks on a device; results agree with the matrices' values.
 
 use super::devices::devices;
 use super::gradients::{numbers, parameters};
@@ -10,7 +10,7 @@ use qkv_simd::quantized::{BLOCK, Blocks, Format, QuantizedMatrix};
 const FORMATS: [Format; 8] =
     [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1, Format::Q8_0, Format::Q4K, Format::Q5K, Format::Q6K];
 
-/// A matrix of any codes and scales.
+/// A matrix of arbitrary codes and scales.
 fn matrix(format: Format, rows: usize, width: usize, seed: usize) -> QuantizedMatrix {
     let numbers = rows * width;
     let noise = |at: usize, salt: usize| (((at + 7) * 2_654_435_761 + (salt + seed) * 40_503) >> 7) % 256;
@@ -39,12 +39,12 @@ fn matrix(format: Format, rows: usize, width: usize, seed: usize) -> QuantizedMa
     QuantizedMatrix::new(format, width, &blocks, |row| row).unwrap()
 }
 
-/// Widths that the format has: a part of a tile, several tiles and a part, and one more than a block stages.
+/// Widths that the format allows: part of a tile, several tiles and a part, and one more than a thread block stages.
 fn widths(format: Format) -> [usize; 3] {
     if format.together() == BLOCK { [96, 160, 1184] } else { [256, 768, 1280] }
 }
 
-/// The values of a matrix, and of each the size of the terms of which it is the sum: scale · code, and the least value.
+/// The values of a matrix, each with the magnitude of the terms it is the sum of: scale · code, and the minimum.
 fn values(matrix: &QuantizedMatrix) -> Vec<[f64; 2]> {
     let (rows, width) = (matrix.rows(), matrix.width());
     let mut widened = vec![0.0; rows * width];
@@ -82,7 +82,7 @@ fn a_product_with_blocks_is_that_of_their_values_and_a_row_has_the_same_bits_alo
                 let matrix = matrix(format, outputs, width, at);
                 let w = operations.upload_blocks(&matrix);
                 let x = operations.upload_activations(&floats(rows * width, 3));
-                // As they are after rounding.
+                // The inputs as rounded on the device.
                 let x = operations.read(&x);
                 let found = product(&operations, &w, &x, rows, outputs);
                 let values = values(&matrix);
@@ -90,8 +90,8 @@ fn a_product_with_blocks_is_that_of_their_values_and_a_row_has_the_same_bits_alo
                     for (o, values) in values.chunks_exact(width).enumerate() {
                         let terms = values.iter().zip(x);
                         let truth: f64 = terms.clone().map(|(w, &x)| w[0] * f64::from(x)).sum();
-                        // A rounding for each term of a sum in f32, of 32 columns, of blocks and of eight warps; the
-                        // widened values have two of their own.
+                        // One f32 rounding for each term of the sums: 32 columns, the blocks, and eight warps; widening
+                        // a value adds two more.
                         let size: f64 = terms.map(|(w, &x)| w[1] * f64::from(x).abs()).sum();
                         let sums = size * (32.0 + (width / BLOCK) as f64 + 12.0) / 16_777_216.0;
                         let rounded = if kind == Kind::F32 { 0.0 } else { truth.abs() / 256.0 };
@@ -174,7 +174,7 @@ fn layers_of_blocks_as_one_launch_have_the_bits_of_several() {
         let kind = operations.activation_kind();
         let device = Machine::new(1).on_cuda(operations);
         let pool = Pool::new();
-        // The last width of eight rows is more than a block stages, so that their norm is apart.
+        // The last case has eight rows of more than a thread block stages, so that their norm is computed separately.
         for (rows, width, outputs, format) in [
             (1, 256, 20, Format::Q4K),
             (3, 96, 9, Format::Q5_1),
@@ -196,7 +196,7 @@ fn layers_of_blocks_as_one_launch_have_the_bits_of_several() {
                         Some(false) => tape.rms_norm(&x, gain, 1e-5),
                     };
                     if !together {
-                        // Whoever reads it has the norm computed.
+                        // Reading the values forces the norm to be computed.
                         assert!(x.value().data().iter().all(|x| x.is_finite()));
                     }
                     let layers = [(w, Some(b)), (v, None)];
@@ -230,7 +230,7 @@ fn queries_keys_and_values_of_blocks_as_one_launch_have_the_bits_of_products_and
             let x = operations.upload_activations(&floats(rows * inner, 1));
             let upload = |len: usize, seed: u64| operations.upload(Kind::F32, &floats(len, seed), "a test");
             let gain = upload(inner, 2);
-            // As files have them: values in more bits.
+            // As in files: the matrix of values has more bits.
             let formats = [Format::Q4K, Format::Q4K, Format::Q6K];
             let w = [0, 1, 2].map(|at| operations.upload_blocks(&matrix(formats[at], outputs[at], inner, at)));
             let b = [0, 1, 2].map(|at| operations.upload_activations(&floats(outputs[at], 6 + at as u64)));

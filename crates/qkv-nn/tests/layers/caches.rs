@@ -1,4 +1,4 @@
-//! A cache in f16 computes what one in f32 computes, but for the rounding of keys, values and queries.
+//! A cache in f16 agrees with one in f32 up to the rounding of keys, values and queries.
 
 use super::gradients::numbers;
 use qkv::{Attention, Bias, Mask};
@@ -12,7 +12,7 @@ fn floats(shape: &[usize], seed: u64) -> Tensor<f32> {
     Tensor::new(numbers(shape, seed).data().iter().map(|&x| x as f32).collect(), shape)
 }
 
-/// The outputs of three steps after a prompt of so many tokens, with keys times `scale`.
+/// The outputs of three steps after a prompt of `prompt` tokens, with keys times `scale`.
 fn steps(attention: &Attention, prompt: usize, scale: f32, half: bool, copied: bool) -> Vec<f32> {
     let (parameters, pool, machine) = (Parameters::<f32>::new(), Pool::new(), Machine::new(2));
     let mut cache = KvCache::new(1, HEADS, [WIDTH; 2]);
@@ -42,7 +42,7 @@ fn steps(attention: &Attention, prompt: usize, scale: f32, half: bool, copied: b
     out
 }
 
-/// The largest difference, and the largest number.
+/// The largest difference, and the largest magnitude in `b`.
 fn apart(a: &[f32], b: &[f32]) -> (f32, f32) {
     let apart = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     (apart, b.iter().fold(0.0, |most, x| most.max(x.abs())))

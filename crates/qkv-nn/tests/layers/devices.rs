@@ -3,7 +3,7 @@
 use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
 
-/// The emulated device and, where there is one, the GPU: in f32, and in bf16, where many results are equal.
+/// The emulated device and the GPU, if there is one: in f32, and in bf16, where many results are equal.
 pub fn devices() -> Vec<Operations> {
     let on = |cuda: qkv_cuda::Result<Cuda>, dtype| {
         let operations = cuda.and_then(|cuda| cuda.operations(dtype));

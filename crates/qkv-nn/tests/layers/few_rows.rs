@@ -1,4 +1,4 @@
-//! Products of a few rows have kernels of their own on a device: they compute what the others compute.
+//! Products of a few rows have specialized kernels on a device, which agree with the general ones.
 
 use super::devices::devices;
 use super::gradients::{numbers, parameters};
@@ -10,7 +10,7 @@ fn a_gated_layer_as_one_launch_has_the_bits_of_three() {
     for operations in devices() {
         let kind = operations.activation_kind();
         let (device, cpu) = (Machine::new(1).on_cuda(operations), Machine::new(1));
-        // Rows of one, two, four and eight, and more than there is a kernel for; a width that is staged in parts.
+        // Numbers of rows for each kernel, and one more than any kernel supports; a width that is staged in parts.
         for (rows, inner, outputs) in [(1, 24, 5), (2, 576, 8), (3, 16, 9), (8, 2072, 17), (9, 24, 5)] {
             let p = parameters(&[&[outputs, inner], &[outputs, inner], &[outputs], &[outputs]]).rounded::<f32>();
             let [w, v, b, c] = ["p0", "p1", "p2", "p3"].map(|name| p.find(name).unwrap());
@@ -46,7 +46,8 @@ fn a_product_that_normalizes_its_rows_has_the_bits_of_a_norm_before_it() {
     for operations in devices() {
         let kind = operations.activation_kind();
         let device = Machine::new(1).on_cuda(operations);
-        // The last two are more than a block stages, and more rows than there is a kernel for.
+        // The last two cases have a width that exceeds what a thread block stages, and more rows than any kernel
+        // supports.
         for (rows, inner, outputs) in [(1, 24, 5), (1, 576, 8), (3, 264, 9), (8, 1024, 17), (8, 1032, 3), (9, 24, 5)] {
             let shapes: [&[usize]; 4] = [&[outputs, inner], &[outputs, inner], &[inner], &[inner]];
             let p = parameters(&shapes).rounded::<f32>();
@@ -62,7 +63,7 @@ fn a_product_that_normalizes_its_rows_has_the_bits_of_a_norm_before_it() {
                     false => tape.rms_norm(&x, gain, 1e-5),
                 };
                 if apart {
-                    // Whoever reads it has it computed.
+                    // Reading the values forces the norm to be computed.
                     assert!(normalized.value().data().iter().all(|x| x.is_finite()));
                 }
                 let [a, b] = tape.linear_together(&normalized, [(w, None), (v, None)]);
@@ -73,7 +74,7 @@ fn a_product_that_normalizes_its_rows_has_the_bits_of_a_norm_before_it() {
                 let (one, two) = (compute(centered, false), compute(centered, true));
                 assert_eq!(one, two, "{rows} rows of {inner} in {kind:?}");
             }
-            // Without a norm it is something else.
+            // The two norms give different results.
             assert_ne!(compute(true, false), compute(false, false));
         }
     }
@@ -85,7 +86,7 @@ fn queries_keys_and_values_as_one_launch_have_the_bits_of_products_and_an_append
         let kind = operations.activation_kind();
         let some =
             |len: usize, seed: u64| -> Vec<f32> { numbers(&[len], seed).data().iter().map(|&x| x as f32).collect() };
-        // Heads of queries and of keys, their width, and room; positions at the first and at the last place.
+        // Query and key heads, their width, and the cache's capacity.
         for (rows, inner, heads, width, room) in
             [(1, 24, [3, 1], 2, 4), (3, 576, [9, 3], 64, 7), (8, 264, [2, 2], 6, 5)]
         {

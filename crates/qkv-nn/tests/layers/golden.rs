@@ -1,4 +1,4 @@
-//! Layers held to PyTorch's on the same weights, outputs and gradients, in f64. `tests/golden/make.py` computed
+//! Layers compared with PyTorch's on the same weights: outputs and gradients, in f64. `tests/golden/make.py` computed
 //! the values.
 
 use qkv::{Attention, Mask};
@@ -27,7 +27,7 @@ fn number(seed: u32, at: u32) -> f64 {
     f64::from(h >> 16) / 16384.0 - 2.0
 }
 
-/// CRC-32, bit by bit, of which the low half is a name's seed.
+/// The seed of a name: the low half of its CRC-32, computed bit by bit.
 fn seed_of(name: &str) -> u32 {
     let mut crc = u32::MAX;
     for byte in name.bytes() {
@@ -67,7 +67,7 @@ fn close(what: &str, found: &[f64], expected: &Value) {
     }
 }
 
-/// Runs a layer forward and backward, and holds everything that PyTorch gave to it.
+/// Runs a layer forward and backward, and compares every result with PyTorch's.
 fn check(
     name: &str,
     parameters: &Parameters<f64>,
@@ -222,11 +222,11 @@ fn steps_of_adamw_are_those_of_pytorch() {
     let (pool, machine) = (Pool::new(), Machine::new(1));
     let mut moments = Moments::of(&parameters);
     for step in 0..3 {
-        // Gradients come from a tape: those of a sum of products are the other factors.
+        // Gradients come from a tape: the gradient of a product's factor is the other factor.
         let mut gradients = Gradients::of(&parameters);
         let mut tape = Tape::training(&parameters, &mut gradients, &pool, &machine, 1);
         let x = tape.constant(Tensor::new((0..16).map(|at| f64::from(u8::from(at % 5 == 0))).collect(), &[4, 4]));
-        let y = tape.linear(&x, matrix, None, Activation::None, 0.0); // (4, 3): the matrix, turned
+        let y = tape.linear(&x, matrix, None, Activation::None, 0.0); // (4, 3): the matrix, transposed
         let g = made(&format!("g{step}"), &[3, 4], 1.0);
         tape.seed(&y, Tensor::new((0..12).map(|at| g[at % 3 * 4 + at / 3]).collect(), &[4, 3]));
         let zero = tape.constant(Tensor::new(vec![0.0; 4], &[1, 4]));

@@ -1,5 +1,5 @@
-//! The backward pass of every operation, against finite differences in f64, and every operation on a device, against
-//! the CPU in f64: on the emulated device always, and on a GPU where there is one.
+//! The backward pass of every operation against finite differences in f64, and every operation on a device against the
+//! CPU in f64: always on the emulated device, and on a GPU if there is one.
 
 use qkv::{Attention, Bias, Features, Mask};
 use qkv_cuda::operations::Operations;
@@ -24,7 +24,7 @@ pub fn parameters(shapes: &[&[usize]]) -> Parameters<f64> {
     parameters
 }
 
-/// What a test computes: values whose sum with fixed weights is the loss, and what losses there are besides.
+/// The computation of a test: values whose weighted sum, with fixed weights, is the loss, and any additional loss.
 pub type Body<'a> = &'a dyn Fn(&mut Tape<'_, f64>, &[Var<f64>]) -> (Option<Var<f64>>, f64);
 
 fn loss_of(parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>) -> f64 {
@@ -39,7 +39,7 @@ fn loss_of(parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>)
     weighted + extra + tape.penalty().read()
 }
 
-/// What a pass computes: its output, and the gradients of inputs and parameters.
+/// The results of a pass: its output, and the gradients of inputs and parameters.
 struct Passes {
     out: Vec<f64>,
     of_inputs: Vec<Vec<f64>>,
@@ -62,7 +62,7 @@ fn passes(parameters: &Parameters<f64>, inputs: &[Tensor<f64>], machine: &Machin
     Passes { out: found, of_inputs, gradients }
 }
 
-/// The devices of this machine, each with the largest error of a tensor, relative to the tensor.
+/// The devices of this machine, each with the largest permitted relative error of a tensor.
 fn devices() -> &'static [(String, Operations, f64)] {
     static DEVICES: OnceLock<Vec<(String, Operations, f64)>> = OnceLock::new();
     DEVICES.get_or_init(|| {
@@ -75,7 +75,7 @@ fn devices() -> &'static [(String, Operations, f64)] {
                         found.push((format!("{name} in {dtype}"), cuda.operations(dtype).unwrap(), bound));
                     }
                 }
-                // Around the harness, which captures the output of tests that pass.
+                // Bypass the harness, which captures the output of tests that pass.
                 Err(error) => drop(writeln!(std::io::stderr(), "skipped: {error}")),
             }
         }
@@ -83,7 +83,7 @@ fn devices() -> &'static [(String, Operations, f64)] {
     })
 }
 
-/// The error of a tensor relative to its own length.
+/// The L2 error of a tensor relative to its norm.
 fn error_of(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let square = |x: f64| x * x;
@@ -95,7 +95,7 @@ fn error_of(found: &[f64], expected: &[f64]) -> f64 {
 fn check_devices(name: &str, parameters: &Parameters<f64>, inputs: &[Tensor<f64>], body: Body<'_>, there: &Passes) {
     for (device, operations, bound) in devices() {
         let machine = Machine::new(1).on_cuda(operations.clone()).recompute_from(1);
-        // In memory of their own: what a device changes stays with it.
+        // Deep copies, so that a device's changes do not leak out.
         let (parameters, inputs) = (parameters.rounded::<f64>(), inputs.to_vec());
         let found = passes(&parameters, &inputs, &machine, body);
         operations.check().unwrap_or_else(|error| panic!("{name} on {device}: {error}"));
@@ -231,7 +231,7 @@ fn a_linear_map_without_bias_used_twice() {
 fn a_linear_map_that_is_added_to_what_is_there() {
     let p = parameters(&[&[16, 24], &[16], &[24, 16]]);
     let [w, b, v] = ["p0", "p1", "p2"].map(|name| p.find(name).unwrap());
-    // Rows that a kernel of their own multiplies on a device, and more; a residual that is used again.
+    // Numbers of rows with specialized kernels on a device, and more; a residual that is used again.
     for rows in [1, 3, 8, 9] {
         for (bias, dropout) in [(None, 0.0), (Some(b), 0.0), (Some(b), 0.3)] {
             let inputs = [numbers(&[rows, 24], 1), numbers(&[rows, 16], 2)];
@@ -253,7 +253,7 @@ fn sums_and_dropout() {
     });
 }
 
-/// Rows of any width, of widths whose gradients have kernels of their own on a device, and of more.
+/// An arbitrary width, widths whose gradients have specialized kernels on a device, and a larger one.
 const WIDTHS: [usize; 6] = [37, 48, 264, 520, 1024, 1032];
 
 #[test]
@@ -414,7 +414,7 @@ fn moving_numbers_about() {
 fn rows_of_several_tensors_in_their_places() {
     let p = parameters(&[]);
     check("gather", &p, &[numbers(&[2, 1, 4], 1), numbers(&[2, 3, 4], 2)], &|tape, x| {
-        // A row may be taken twice, or never; a place may be empty.
+        // A row may be used twice or never; a place may be empty.
         let places = [Some(0), Some(2), None, Some(7), Some(2), Some(5)];
         (Some(tape.gather(&[&x[0], &x[1]], &places, [2, 3])), 0.0)
     });
@@ -527,7 +527,7 @@ fn predictive_local_attention_moves_its_center() {
 
 #[test]
 fn a_gate_on_a_head_is_a_factor_on_its_values() {
-    // What a head gives is linear in its values: turning its gate is scaling them.
+    // A head's output is linear in its values, so changing its gate is the same as scaling them.
     let (attention, parameters) = (Attention::scaled_dot().mask(Mask::causal()), parameters(&[]));
     let options = AttendOptions { heads: Heads { query: 2, key: 2 }, ..AttendOptions::new(&attention) };
     let inputs = [numbers(&[2, 5, 8], 1), numbers(&[2, 5, 8], 2), numbers(&[2, 5, 8], 3)];

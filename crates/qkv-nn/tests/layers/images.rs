@@ -176,9 +176,9 @@ fn the_overlap_of_boxes_is_known_where_it_is_simple() {
     let unit = [0.0, 0.0, 1.0, 1.0];
     assert_eq!(of(unit, unit), 1.0);
     assert_eq!(of(unit, [0.0, 0.0, 0.5, 1.0]), 0.5);
-    // Side by side with a gap of their width: nothing in common, a third of the hull is empty.
+    // Side by side with a gap of their width: no overlap, and a third of the hull is empty.
     assert!((of(unit, [2.0, 0.0, 3.0, 1.0]) + 1.0 / 3.0).abs() < 1e-12);
-    // A quarter of each in common, of seven quarters; the hull has nine.
+    // The overlap is a quarter of each box; the union is seven quarters, the hull nine.
     assert!((of(unit, [0.5, 0.5, 1.5, 1.5]) - (1.0 / 7.0 - 2.0 / 9.0)).abs() < 1e-12);
     assert_eq!(edges([0.5, 0.25, 0.5, 0.5]), [0.25, 0.0, 0.75, 0.5]);
 }

@@ -1,4 +1,4 @@
-//! What a device reads of logits is what the CPU reads of them.
+//! Surveys and draws of logits on a device agree with those on the CPU.
 
 use super::devices::devices;
 use qkv_cuda::operations::{Drawing, MOST_HIGHEST, NO_TOKEN};
@@ -18,7 +18,8 @@ fn logits(classes: usize, seed: usize, levels: usize) -> Vec<f32> {
 fn a_survey_on_a_device_is_that_of_the_cpu() {
     for operations in devices() {
         let machine = Machine::new(1).on_cuda(operations);
-        // One, a few, more than threads, and so many equal ones that they are not collected; all of them highest.
+        // One class, a few, more than there are threads, so many equal logits that they are not collected, and all
+        // equal.
         for (classes, levels) in [(1, 9), (7, 3), (1000, 200), (5003, 250), (9000, 2), (3000, 1)] {
             for most in [1, 10, MOST_HIGHEST] {
                 let rows: Vec<Vec<f32>> = (0..3).map(|seed| logits(classes, seed, levels)).collect();
@@ -43,10 +44,10 @@ fn a_survey_on_a_device_is_that_of_the_cpu() {
     }
 }
 
-/// The token that a random number in [0, 1] draws, by sorting all of them.
+/// The token drawn by a random number in [0, 1], computed by sorting all tokens.
 fn drawn(row: &[f32], (top_k, top_p, min_p): (usize, f64, f64), temperature: f64, share: f64) -> u32 {
     let mut order: Vec<usize> = (0..row.len()).collect();
-    // In the order of the vocabulary where nothing is cut off.
+    // Vocabulary order is kept if nothing is cut off.
     if top_k > 0 || top_p < 1.0 || min_p > 0.0 {
         order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
     }
@@ -92,7 +93,7 @@ fn tokens_are_drawn_as_the_definition_says() {
 #[test]
 fn tokens_of_flat_rows_are_drawn_as_the_definition_says() {
     for operations in devices() {
-        // More might be drawn than are sorted, of which many are equal.
+        // More candidates than are sorted, many of them equal.
         let (rows, classes) = (8, 5 * MOST_HIGHEST);
         let (parameters, pool) = (Parameters::<f32>::new(), Pool::new());
         let machine = Machine::new(1).on_cuda(operations.clone());

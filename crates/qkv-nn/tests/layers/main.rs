@@ -1,4 +1,4 @@
-//! The tests of the crate, one binary: each file holds one property.
+//! The tests of the crate in one binary: each file checks one property.
 
 mod blocks;
 mod caches;

@@ -1,4 +1,4 @@
-//! Packed sequences are computed as each would be alone.
+//! Each packed sequence gives the same result as alone.
 
 use qkv::{Attention, Bias, Features, Lsh, Mask};
 use qkv_nn::layers::{AttentionConfig, Block, BlockConfig, Builder};

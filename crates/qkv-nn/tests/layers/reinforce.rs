@@ -1,5 +1,5 @@
 //! The gradient of sampled hard attention is an unbiased estimate: its mean over many draws is the gradient of the
-//! exact expectation, which a model of two steps and three places can enumerate.
+//! exact expectation, which can be enumerated for a model of two steps and three places.
 
 use super::gradients::{numbers, parameters};
 use qkv::Attention;
@@ -10,12 +10,12 @@ const WIDTH: usize = 2;
 const PLACES: usize = 3;
 const CLASSES: usize = 3;
 const IGNORED: u32 = 9;
-/// The targets of two sequences of two steps; the second has one.
+/// The targets of two sequences of two steps; the second sequence has only one.
 const TARGETS: [u32; 4] = [1, 0, 2, IGNORED];
 const LENGTHS: [usize; 2] = [2, 1];
 const DRAWS: u64 = 6000;
 
-/// Queries of both steps, keys and values of two sequences.
+/// The queries of both steps, and the keys and values of two sequences.
 struct Given {
     queries: [Tensor<f64>; 2],
     keys: Tensor<f64>,
@@ -28,8 +28,8 @@ fn given() -> Given {
     Given { queries: [one, two], keys, values }
 }
 
-/// One draw of the gradients of the loss: of the score's vector, then of the output's matrix. What the second step asks
-/// for depends on what the first one saw.
+/// One draw of the gradients of the loss: of the score's vector, then of the output's matrix. The query of the second
+/// step depends on the result of the first.
 fn draw(
     p: &Parameters<f64>,
     given: &Given,
@@ -65,7 +65,7 @@ fn softmax(scores: &[f64]) -> Vec<f64> {
     scores.iter().map(|x| x.exp() / sum).collect()
 }
 
-/// The expected loss, or the loss of the expected choices, of parameters `[v, W]`.
+/// The expected loss for parameters `[v, W]`, or the loss of the expected choices if `soft`.
 fn exact(parameters: &[f64], given: &Given, soft: bool) -> f64 {
     let (v, w) = parameters.split_at(WIDTH);
     let mut loss = 0.0;
@@ -123,7 +123,8 @@ fn estimated(p: &Parameters<f64>, given: &Given, how: Reinforce) -> Vec<[f64; 2]
     (0..draws[0].len()).map(of).collect()
 }
 
-/// Whether every mean is within five standard errors: of nine components, by chance one in 200,000 times none is.
+/// Whether every mean is within five standard errors. By chance, one of the eight components is not in about one of
+/// 200,000 tests.
 fn agrees(found: &[[f64; 2]], exact: &[f64]) -> bool {
     found.iter().zip(exact).all(|([mean, error], exact)| (mean - exact).abs() <= 5.0 * error + 1e-7)
 }
@@ -133,12 +134,12 @@ fn the_mean_of_many_draws_is_the_gradient_of_the_expectation() {
     let (p, given) = (parameters(&[&[WIDTH], &[CLASSES, WIDTH]]), given());
     let all: Vec<f64> = ["p0", "p1"].iter().flat_map(|name| p.get(p.find(name).unwrap()).to_vec()).collect();
     let hard = exact_gradients(&all, &given, false);
-    // Whatever the baseline is.
+    // The result must not depend on the baseline.
     for baseline in [0.0, -1.1] {
         let found = estimated(&p, &given, Reinforce { weight: 1.0, expected: 0.0, baseline });
         assert!(agrees(&found, &hard), "{found:?}\n{hard:?}");
     }
-    // Without the reward, what the choices led to is missing.
+    // Without the reward, the gradient through the choices is missing.
     let found = estimated(&p, &given, Reinforce { weight: 0.0, expected: 0.0, baseline: 0.0 });
     assert!(!agrees(&found, &hard), "{found:?}\n{hard:?}");
     assert!(found[..WIDTH].iter().all(|[mean, _]| *mean == 0.0));
@@ -155,7 +156,7 @@ fn a_device_draws_what_the_cpu_draws() {
     let (cpu, device, pool) = (Machine::new(1), Machine::new(1).on_cuda(operations), Pool::new());
     let how = Reinforce { weight: 1.0, expected: 0.5, baseline: -1.0 };
     for seed in 0..8 {
-        // In memory of its own: what a device changes stays with it.
+        // A deep copy, so that a device's changes do not leak out.
         let own = p.rounded::<f64>();
         let here = draw(&p, &given, how, seed << 8, &cpu, &pool);
         let there = draw(&own, &given, how, seed << 8, &device, &pool);
@@ -175,7 +176,7 @@ fn half_of_the_sequences_take_the_expected_value() {
     assert!(!agrees(&found, &hard) && !agrees(&found, &soft));
 }
 
-/// The log-likelihood of every row comes back from a device, however many there are.
+/// The log-likelihood of every row is returned from a device, however many rows there are.
 #[test]
 fn a_device_says_how_likely_each_of_many_targets_was() {
     let operations = match Cuda::emulated().and_then(|cuda| cuda.operations(Dtype::F32)) {

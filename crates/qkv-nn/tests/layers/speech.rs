@@ -1,5 +1,5 @@
-//! What models of speech are trained with: guided attention is its definition, and the gradients of it, of the distance
-//! loss and of scaled positions are those of finite differences.
+//! Operations for training speech models: guided attention agrees with its definition, and its gradients and those of
+//! the distance loss and scaled positions agree with finite differences.
 
 use super::gradients::{check, numbers, parameters};
 use qkv::Attention;
@@ -13,7 +13,7 @@ fn guidance_is_the_mean_penalty_of_all_weights_by_its_definition() {
     let (key_lengths, query_lengths) = ([5, 3], [7, 4]);
     let (q, k) = (numbers(&[2, 7, 8], 1), numbers(&[2, 5, 8], 2));
     let attention = Attention::scaled_dot();
-    // Along the diagonal, and along places that stay and leap.
+    // Along the diagonal, and along places that stall and jump.
     let led: Vec<f32> = (0..14).map(|at| [0.1, 0.1, 0.15, 0.7, 0.72, 0.9, 1.0][at * 3 % 7]).collect();
     for (width, led) in [0.05, 0.2, 0.4, 1.5].into_iter().flat_map(|width| [(width, None), (width, Some(&led))]) {
         let guide = Guide { weight: 3.0, width };
@@ -120,7 +120,7 @@ fn places_between_positions_lie_between_them() {
     let found = positions.add_at(&mut tape, &x, &places).value().data().to_vec();
     let whole = positions.add(&mut tape, &x, 5).value().data().to_vec();
     assert_eq!(found[..18], whole[..18], "whole places are positions");
-    // The first channel is the sine of the place, √2 times; 0.8 is rounded down to three quarters.
+    // The first channel is √2 times the sine of the place; 0.8 is rounded down to three quarters.
     for (row, place) in [(3, 0.5f64), (4, 0.75), (5, 8.75)] {
         assert!((found[row * 6] - 2f64.sqrt() * place.sin()).abs() < 1e-6, "{} of {place}", found[row * 6]);
     }

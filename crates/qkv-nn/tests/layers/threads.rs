@@ -1,4 +1,4 @@
-//! Attention uses as many threads as the machine says, forward, backward and decoding, and gives the same bits with any
+//! Attention uses the machine's number of threads, forward, backward and in decoding, and gives the same bits with any
 //! number.
 
 use qkv::{Attention, Mask};
@@ -54,7 +54,7 @@ fn sequences_that_were_reordered_attend_as_if_their_rows_had_been_copied() {
     let attention = Attention::scaled_dot().mask(Mask::causal());
     let options = AttendOptions { heads: HEADS, ..AttendOptions::new(&attention) };
     let keys = |batch: usize, length: usize, seed: usize| numbers(&[batch, length, 32], seed);
-    // Two sequences of five tokens, of which the second is kept twice; then each gets two more.
+    // Two sequences of five tokens, of which the second is kept twice; then each is extended by two tokens.
     let mut cache = KvCache::new(2, HEADS, [16, 16]);
     cache.append(&keys(2, 5, 1), &keys(2, 5, 2)).unwrap();
     cache.select(&[1, 0, 1]);
@@ -79,7 +79,7 @@ fn sequences_that_were_reordered_attend_as_if_their_rows_had_been_copied() {
     }
 }
 
-/// CPU time of the threads of the pool, from the kernel's accounts.
+/// CPU time of the pool's threads, as reported by the Linux kernel.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_machine_of_one_thread_leaves_the_other_threads_of_the_pool_alone() {

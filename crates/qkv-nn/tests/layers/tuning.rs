@@ -103,7 +103,7 @@ fn a_step_leaves_what_is_frozen_and_scales_the_rate_of_the_rest() {
         &machine,
     );
     assert_eq!(parameters.get(a), before[0]);
-    // The first step of Adam is the rate itself, whatever the gradient, plus the decay.
+    // The first step of Adam has the size of the learning rate, whatever the gradient, plus the decay.
     for (param, before, rate) in [(b, &before[1], 0.005), (c, &before[2], 0.01)] {
         for (x, before) in parameters.get(param).iter().zip(before) {
             assert!(((x - before * (1.0 - rate * 0.1)).abs() / rate - 1.0).abs() < 1e-6);

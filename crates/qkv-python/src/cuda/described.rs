@@ -1,5 +1,5 @@
 //! The calls of a description over device memory: `Attention.forward`, `decode`, `backward` and `weights`. Results are
-//! arrays of the library that the queries came from, on their device.
+//! arrays of the queries' library, on the queries' device.
 
 use super::on::On;
 use super::plans::{self, Call};
@@ -18,17 +18,17 @@ use std::ops::Range;
 
 type Object = Py<PyAny>;
 
-/// What a forward pass left: arrays, and what its backward pass has to know.
+/// The results of a forward pass: arrays, and the state that its backward pass needs.
 pub struct Kept {
-    /// `[B, Hq, N, Dv]`, with as many axes as the queries.
+    /// `[B, Hq, N, Dv]`, with the rank of the queries.
     pub values: Object,
     /// f32 `[B, Hq, N]`.
     pub lse: Object,
     /// f32 `[B, Hq, N]`.
     pub entropy: Option<Object>,
-    /// Where the queries stood.
+    /// The place of the queries.
     pub place: Place,
-    /// The seed of what was drawn.
+    /// The seed of random draws.
     pub seed: Option<u64>,
 }
 
@@ -51,7 +51,7 @@ pub struct Found {
     pub sinks: Option<Object>,
 }
 
-/// A part of the weights: of one head of one sequence, or all.
+/// A part of the weights: of one head of one sequence, or everything.
 pub enum Part {
     /// Every weight, `[B, Hq, N, M]`.
     All,
@@ -61,7 +61,7 @@ pub enum Part {
     Pooled { at: [usize; 2], rows: Option<(usize, usize)>, cols: Option<(usize, usize)>, size: [usize; 2], pool: Pool },
 }
 
-/// The inputs of a call, each as the kernels take it.
+/// The inputs of a call, each in the form that the kernels accept.
 fn tensors<'py>(on: &On<'py>, qkv: [&Bound<'py, PyAny>; 3], inputs: Option<&Bound<'py, PyDict>>) -> PyResult<Tensors> {
     Tensors::new(qkv, inputs, on.inputs(), |name, object| {
         Library::of(name, object)?;
@@ -122,8 +122,8 @@ pub fn forward<'py>(
     let mut out = Outputs::new(strided(&to_values, &tensors.q)?, float_vector(&to_lse)?);
     out.entropy = entropy.as_ref().map(|(_, to)| float_vector(to)).transpose()?;
     let ((_kept, workspace), stream) = (workspace(on, plan.forward_workspace())?, Stream(on.stream));
-    // SAFETY: the arrays are on this device, as large as they say, and stay until what was put on the stream before
-    // they are freed is done; those of the results are new.
+    // SAFETY: the arrays are on this device, have the sizes they declare, and stay valid until work submitted to the
+    // stream before they are freed is done; those of the results are new.
     py.detach(|| unsafe { plan.forward(&given, &out, workspace, stream) }).map_err(refused_on_cuda)?;
     Ok(Kept {
         values: on.finished(values)?.unbind(),
@@ -180,7 +180,8 @@ pub fn backward<'py>(
     into.bias = d_bias.as_ref().map(tensor).transpose()?;
     (into.table, into.scale, into.sinks) = (vector(&d_table)?, vector(&d_scale)?, vector(&d_sinks)?);
     let ((_kept, workspace), stream) = (workspace(on, plan.backward_workspace())?, Stream(on.stream));
-    // SAFETY: as in `forward`; `saved` is what the forward pass wrote, or numbers that the caller took for it.
+    // SAFETY: as in `forward`; `saved` holds what the forward pass wrote, or other numbers that the caller passed as
+    // such.
     py.detach(|| unsafe { plan.backward(&given, &out, &from, &into, workspace, stream) }).map_err(refused_on_cuda)?;
     let finish = |(array, _): (Bound<'py, PyAny>, Borrowed)| on.finished(array).map(Bound::unbind);
     Ok(Found {
@@ -194,7 +195,7 @@ pub fn backward<'py>(
     })
 }
 
-/// The seed of the forward pass, which a later call may name again but not change.
+/// The seed of the forward pass, which a later call may repeat but not change.
 pub fn seed_of(kept: &Kept, given: Option<u64>) -> PyResult<Option<u64>> {
     match (kept.seed, given) {
         (Some(forward), Some(seed)) if forward != seed => {
@@ -204,7 +205,7 @@ pub fn seed_of(kept: &Kept, given: Option<u64>) -> PyResult<Option<u64>> {
     }
 }
 
-/// A range within `0..all`, or all of it.
+/// A checked range within `0..all`, or all of it.
 fn range(name: &'static str, of: &Option<(usize, usize)>, all: usize) -> PyResult<Range<usize>> {
     let (start, end) = of.unwrap_or((0, all));
     if start <= end && end <= all {
@@ -214,7 +215,7 @@ fn range(name: &'static str, of: &Option<(usize, usize)>, all: usize) -> PyResul
     Err(refused(qkv::Error::Value { name, found, expected }))
 }
 
-/// A part of the weights of a call; `None` checks that everything goes together.
+/// A part of the weights of a call; `None` only checks that the arguments fit together.
 pub fn weights<'py>(
     on: &On<'py>,
     attention: &qkv::Attention,

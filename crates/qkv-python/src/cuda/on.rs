@@ -1,6 +1,6 @@
-//! [`On`]: where a call over device memory computes, and memory there for its results. The device is that of the
-//! queries, the stream the current one of their library, and memory PyTorch's for PyTorch's tensors; for all others
-//! this module's own, shared through DLPack.
+//! [`On`]: the device and stream on which a call over device memory computes, and allocation of its results. The device
+//! is that of the queries, the stream the current one of their library. For PyTorch tensors, PyTorch allocates; for all
+//! others, this module allocates and shares the memory through DLPack.
 
 use super::plans;
 use crate::array::{Array, Library};
@@ -13,19 +13,19 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use qkv_cuda::Stream;
 
-/// The device, the stream and the library of a call.
+/// The device, stream and library of a call.
 pub struct On<'py> {
     library: Library,
     /// The queries.
     like: Bound<'py, PyAny>,
-    /// The device's number.
+    /// The device number.
     pub device: i32,
-    /// The handle of the stream.
+    /// The stream handle.
     pub stream: u64,
 }
 
 impl<'py> On<'py> {
-    /// Where the queries are; `None` if that is not a CUDA device.
+    /// The location of the queries; `None` if that is not a CUDA device.
     pub fn of(library: Library, q: &Bound<'py, PyAny>) -> PyResult<Option<On<'py>>> {
         let Some(device) = device_of(library, q)? else { return Ok(None) };
         let stream = stream_of(library, q.py(), device)?;
@@ -36,13 +36,13 @@ impl<'py> On<'py> {
         self.like.py()
     }
 
-    /// Where inputs have to be. Their producers make them ready for the stream.
+    /// The memory in which inputs must be. Their producers make them ready for the stream.
     pub fn inputs(&self) -> Memory {
-        // DLPack has 1 for the default stream, and 0 for nothing.
+        // In DLPack, 1 is the default stream, and 0 is disallowed.
         Memory::Cuda { device: self.device, stream: if self.stream == 0 { 1 } else { self.stream as i64 } }
     }
 
-    /// Memory that is used on the stream alone until the call is done.
+    /// Memory that is used only on the stream until the call is done.
     fn own(&self) -> Memory {
         Memory::Cuda { device: self.device, stream: -1 }
     }
@@ -65,13 +65,13 @@ impl<'py> On<'py> {
         Ok((array, borrowed))
     }
 
-    /// The result as an array of the library.
+    /// A result as an array of the library.
     pub fn finished(&self, array: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         if let Library::Torch = self.library { Ok(array) } else { self.library.adopt(array) }
     }
 
-    /// An input as the kernels take it: whole numbers of this type, one after the other. Libraries convert where they
-    /// can; what is left is refused by whoever takes it.
+    /// An input in the form that the kernels accept: contiguous and, if `dtype` is given, of that type. The input's
+    /// library converts it if it can; an input that is still unsuitable is rejected later, when it is used.
     pub fn converted(&self, object: &Bound<'py, PyAny>, dtype: Option<Dtype>) -> PyResult<Bound<'py, PyAny>> {
         let (py, mut object) = (self.py(), object.clone());
         let found = Borrowed::new_in("input", &object, self.inputs())?;
@@ -105,13 +105,13 @@ fn device_of(library: Library, q: &Bound<'_, PyAny>) -> PyResult<Option<i32>> {
         _ => {
             let Ok(device) = q.getattr(intern!(py, "__dlpack_device__")) else { return Ok(None) };
             let (kind, number): (i32, i32) = device.call0()?.extract()?;
-            // CUDA, and its managed memory.
+            // CUDA memory, and CUDA managed memory.
             Ok(matches!(kind, 2 | 13).then_some(number))
         }
     }
 }
 
-/// The current stream of a library on a device; the default stream where it has none.
+/// The current stream of a library on a device; the default stream if the library has none.
 fn stream_of(library: Library, py: Python<'_>, device: i32) -> PyResult<u64> {
     match library {
         Library::Torch => {
@@ -122,7 +122,7 @@ fn stream_of(library: Library, py: Python<'_>, device: i32) -> PyResult<u64> {
         Library::CuPy => {
             let (cuda, get) = (py.import(intern!(py, "cupy.cuda"))?, intern!(py, "get_current_stream"));
             let stream = match cuda.call_method1(get, (device,)) {
-                // Older releases know the current device alone.
+                // Older releases support only the current device.
                 Err(error) if error.is_instance_of::<PyTypeError>(py) => cuda.call_method0(get)?,
                 other => other?,
             };

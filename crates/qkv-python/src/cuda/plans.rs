@@ -1,7 +1,6 @@
-//! The plans of a process: one for each description, type, layout of tensors and device, made when it is first needed.
-//! Those that were not used for longest are forgotten where there are many, so that a program with a new shape in every
-//! call does not grow. A plan that a CUDA graph was captured with stays: the graph reads its memory whenever it is
-//! replayed.
+//! The plans of a process: one for each description, type, layout of tensors and device, made on first use. The least
+//! recently used plans are evicted if there are many, so that a program with a new shape in every call does not grow. A
+//! plan with which a CUDA graph was captured stays, because the graph reads its memory whenever it is replayed.
 
 use super::on::On;
 use crate::errors::refused_on_cuda;
@@ -11,25 +10,25 @@ use qkv_cuda::{Cuda, Dtype, Error, Plan, PlanOptions, Stream, Strided, Tensors};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// More plans than a model has shapes.
+/// Maximum number of plans: more than a model has shapes.
 const MOST: usize = 256;
 
-/// Device memory that plans may keep together. One alone may have more.
+/// Maximum device memory that plans hold together; a single plan may exceed it.
 const MOST_BYTES: usize = 256 << 20;
 
-/// What a plan is for, beside the tensors.
+/// The key of a plan, except for the tensors.
 pub struct Call<'a> {
-    /// The device's number.
+    /// The device number.
     pub device: i32,
     /// The description's JSON.
     pub description: &'a str,
-    /// The type of q.
+    /// The element type of q.
     pub dtype: Dtype,
-    /// Whether it computes gradients.
+    /// Whether the plan computes gradients.
     pub backward: bool,
-    /// Whether it recomputes weights.
+    /// Whether the plan recomputes weights.
     pub weights: bool,
-    /// The handle of the stream of the call.
+    /// The stream handle of the call.
     pub stream: u64,
 }
 
@@ -52,9 +51,9 @@ struct Key {
 
 struct Entry {
     plan: Arc<Plan>,
-    /// When it was last used, in lookups.
+    /// The value of `lookups` when it was last used.
     used: u64,
-    /// Whether a graph was captured with it.
+    /// Whether a CUDA graph was captured with it.
     captured: bool,
 }
 
@@ -73,21 +72,21 @@ fn plans() -> MutexGuard<'static, Plans> {
     PLANS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of plans, and their device memory in bytes.
+/// The number of plans, and their total device memory in bytes.
 pub fn size() -> (usize, usize) {
     let plans = plans();
     (plans.entries.len(), plans.bytes)
 }
 
-/// Forgets every plan that no graph has.
+/// Drops every plan with which no graph was captured.
 pub fn forget() {
     let mut plans = plans();
     plans.entries.retain(|_, entry| entry.captured);
     plans.bytes = plans.entries.values().map(|entry| entry.plan.device_bytes()).sum();
 }
 
-/// The plan of a call. It is made where there is none, which compiles, allocates and waits; an error while a CUDA graph
-/// is captured.
+/// The plan of a call. If there is none, it is made, which compiles, allocates and waits; that is an error while a CUDA
+/// graph is being captured.
 pub fn get(py: Python<'_>, call: &Call<'_>, attention: &qkv::Attention, tensors: &Tensors) -> PyResult<Arc<Plan>> {
     let cuda = device(py, call.device)?;
     let captured = cuda.is_capturing(Stream(call.stream)).map_err(refused_on_cuda)?;
@@ -104,26 +103,26 @@ pub fn get(py: Python<'_>, call: &Call<'_>, attention: &qkv::Attention, tensors:
     let options = PlanOptions::default().backward(call.backward).weights(call.weights);
     let made = py.detach(|| cuda.plan(attention, call.dtype, attention.place, tensors, options));
     let plan = Arc::new(made.map_err(refused_on_cuda)?);
-    // Freeing device memory waits for the device: plans are dropped without the lock.
+    // Freeing device memory waits for the device, so drop plans with the GIL released.
     let forgotten = plans().insert(key, plan.clone());
     py.detach(|| drop(forgotten));
     Ok(plan)
 }
 
-/// The device of this number, opened once.
+/// The device with this number, opened once.
 pub fn device(py: Python<'_>, number: i32) -> PyResult<Cuda> {
     let devices = || DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, cuda)) = devices().iter().find(|(known, _)| *known == number) {
         return Ok(cuda.clone());
     }
     if number >= 0 {
-        // The package knows where this environment has CUDA's compiler.
+        // The Python package locates CUDA's compiler in this environment.
         py.import(intern!(py, "qkv._nvrtc"))?.call_method0(intern!(py, "look_for_compiler"))?;
     }
     let opened = py.detach(|| if number < 0 { Cuda::emulated() } else { Cuda::new(number as usize) });
     let cuda = opened.map_err(refused_on_cuda)?;
     let mut devices = devices();
-    // Another thread may have opened it meanwhile; the first one stays.
+    // If another thread has opened it in the meantime, keep the first one.
     if let Some((_, known)) = devices.iter().find(|(known, _)| *known == number) {
         return Ok(known.clone());
     }
@@ -157,7 +156,7 @@ impl Key {
     }
 }
 
-/// Shape, strides and alignment. The stride of an axis of one element does not matter.
+/// Adds shape, strides and alignment. The stride of an axis of one element does not matter.
 fn push(layout: &mut Vec<i64>, tensor: Option<&Strided>) {
     let Some(Strided { ptr, shape, strides }) = tensor else {
         layout.push(-1);
@@ -178,11 +177,11 @@ impl Plans {
         Some(entry.plan.clone())
     }
 
-    /// Keeps a plan; those that make room for it are returned.
+    /// Inserts a plan and returns the evicted ones.
     fn insert(&mut self, key: Key, plan: Arc<Plan>) -> Vec<Arc<Plan>> {
         let mut forgotten = Vec::new();
         let (bytes, used) = (plan.device_bytes(), self.lookups);
-        // Another thread may have made it meanwhile; the first one stays.
+        // If another thread has made it in the meantime, keep the first one.
         self.entries.entry(key).or_insert_with(|| {
             self.bytes += bytes;
             Entry { plan, used, captured: false }
@@ -194,7 +193,7 @@ impl Plans {
         forgotten
     }
 
-    /// Removes the plan that was not used for longest, the newest and those of graphs excepted.
+    /// Removes the least recently used plan, except the newest and those of graphs.
     fn forget_oldest(&mut self) -> Option<Arc<Plan>> {
         let newest = self.entries.values().map(|entry| entry.used).max()?;
         let may_go = |entry: &Entry| !entry.captured && entry.used < newest;

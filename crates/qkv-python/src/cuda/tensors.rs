@@ -1,4 +1,4 @@
-//! Borrowed tensors as the CUDA engine takes them: addresses with shapes and strides.
+//! Conversion of borrowed tensors to the CUDA engine's form: addresses with shapes and strides.
 
 use crate::borrowed::Borrowed;
 use crate::dtype::Dtype;
@@ -7,7 +7,7 @@ use crate::inputs::Tensors;
 use pyo3::prelude::*;
 use qkv_cuda::{Cuda, Error, Strided, Vector};
 
-/// The engine's name of a type.
+/// The engine's equivalent of a type.
 pub fn dtype_of(of: &Borrowed) -> PyResult<qkv_cuda::Dtype> {
     match of.dtype() {
         Dtype::F32 => Ok(qkv_cuda::Dtype::F32),
@@ -37,13 +37,13 @@ fn four_axes(of: &Borrowed) -> PyResult<Strided> {
     Ok(Strided { ptr: of.address(), shape, strides: strides.map(|stride| stride as i64) })
 }
 
-/// A tensor of the type of `q`.
+/// A tensor with the type of `q`.
 pub fn strided(of: &Borrowed, q: &Borrowed) -> PyResult<Strided> {
     expect(of, q.dtype(), ", as `q` has")?;
     four_axes(of)
 }
 
-/// Consecutive numbers.
+/// A contiguous vector.
 pub fn vector(of: &Borrowed, dtype: Dtype, like: &str) -> PyResult<Vector> {
     expect(of, dtype, like)?;
     if !of.is_contiguous() {
@@ -52,18 +52,18 @@ pub fn vector(of: &Borrowed, dtype: Dtype, like: &str) -> PyResult<Vector> {
     Ok(Vector::new(of.address(), of.shape().iter().product()))
 }
 
-/// Consecutive numbers of the type of `q`.
+/// A contiguous vector with the type of `q`.
 pub fn typed_vector(of: &Borrowed, q: &Borrowed) -> PyResult<Vector> {
     vector(of, q.dtype(), ", as `q` has")
 }
 
-/// Consecutive sums.
+/// A contiguous vector of f32.
 pub fn float_vector(of: &Borrowed) -> PyResult<Vector> {
     vector(of, Dtype::F32, "")
 }
 
-/// The inputs of a call. Those that only scores and selections of the CPU take are refused, by the description where it
-/// asks for them.
+/// The inputs of a call. Inputs that only the CPU supports are rejected: if the description needs them, the error is
+/// that of the description.
 pub fn given(attention: &qkv::Attention, tensors: &Tensors) -> PyResult<qkv_cuda::Tensors> {
     Cuda::supports(attention).map_err(refused_on_cuda)?;
     let (q, more) = (&tensors.q, &tensors.optional);

@@ -1,5 +1,5 @@
-//! How much the key/value cache is worth: the default Transformer writes 512 tokens, once remembering keys and values,
-//! once computing everything so far anew at every step.
+//! The benefit of the key/value cache: the default Transformer writes 512 tokens, once with cached keys and values,
+//! once recomputing everything at every step.
 //!
 //! ```text
 //! cargo run --release -p figures --bin cache

@@ -1,5 +1,5 @@
-//! How far FAVOR+ (Performer) is from the softmax attention it estimates, by the number of features. Prints a table and
-//! draws `docs/favor-error.svg`: `cargo run --release -p figures --bin favor_error`.
+//! The error of FAVOR+ (Performer) against the softmax attention that it estimates, by number of features. Prints a
+//! table and draws `docs/favor-error.svg`: `cargo run --release -p figures --bin favor_error`.
 
 use qkv::{Attention, Features, Inputs, Tensor};
 use std::fmt::Write;
@@ -9,7 +9,7 @@ const WIDTH: usize = 32;
 const SEEDS: u64 = 12;
 const COUNTS: [usize; 9] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 
-/// Standard deviations of the scores `q·k/√d`, each with its colour.
+/// Standard deviations of the scores `q·k/√d`, each with its color in the plot.
 const SCORES: [(f64, &str); 3] = [(0.125, "#2f6fde"), (0.25, "#d9822b"), (0.5, "#b3336b")];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// The mean over seeds of the relative error with `count` features and scores of this standard deviation.
 fn mean_error(count: usize, size: f64) -> qkv::Result<f64> {
     let [q, k, v] = [1, 2, 3].map(|seed| Tensor::<f32, 4>::randn([1, 1, LENGTH, WIDTH], seed));
-    let [q, k] = [q, k].map(|t| t.map(|x| x * size.sqrt() as f32)); // q·k/√d of normal vectors has 1
+    let [q, k] = [q, k].map(|t| t.map(|x| x * size.sqrt() as f32)); // q·k/√d of normal vectors has deviation 1
     let exact = Attention::scaled_dot().forward(Inputs::new(&q, &k, &v))?.values;
     let norm = |t: &mut dyn Iterator<Item = f32>| t.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let mut sum = 0.0;
@@ -47,7 +47,7 @@ fn mean_error(count: usize, size: f64) -> qkv::Result<f64> {
     Ok(sum / SEEDS as f64)
 }
 
-/// A plot with both axes logarithmic, and 1/√F for comparison.
+/// A log-log plot, with 1/√F for comparison.
 fn draw(rows: &[(usize, [f64; SCORES.len()])]) -> Result<String, std::fmt::Error> {
     let (left, top, width, height) = (70.0, 60.0, 540.0, 300.0);
     let (bottom, right) = (top + height, left + width);
@@ -83,7 +83,7 @@ fn draw(rows: &[(usize, [f64; SCORES.len()])]) -> Result<String, std::fmt::Error
         let points = rows.iter().enumerate().map(|(at, &(count, _))| format!("{:.1},{:.1}", x(count), y(of(at))));
         points.collect::<Vec<_>>().join(" ")
     };
-    // The rate at which the mean of independent draws falls, through the last point of the first line.
+    // The rate at which the error of a mean of independent draws falls, through the last point of the first line.
     let (count, errors) = rows[rows.len() - 1];
     let rate = |at: usize| errors[0] * (count as f64 / rows[at].0 as f64).sqrt();
     writeln!(svg, r##"<polyline points="{}" fill="none" stroke="#9aa5b1" stroke-dasharray="5 4"/>"##, line(&rate))?;
@@ -94,7 +94,7 @@ fn draw(rows: &[(usize, [f64; SCORES.len()])]) -> Result<String, std::fmt::Error
             writeln!(svg, r##"<circle cx="{:.1}" cy="{:.1}" r="3.5" fill="{colour}"/>"##, x(*count), y(errors[of]))?;
         }
     }
-    // The legend, in the corner that lines which fall leave free.
+    // The legend, in the corner that falling lines leave free.
     let (from, to, text) = (left + 16.0, left + 44.0, left + 52.0);
     let mut at = bottom - 76.0;
     for (size, colour) in SCORES.into_iter().rev() {

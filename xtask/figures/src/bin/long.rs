@@ -1,5 +1,4 @@
-//! Long documents: quality, time and memory against length, with full, Longformer's and linear attention on the same
-//! texts.
+//! Long documents: quality, time and memory by length, with full, Longformer and linear attention on the same texts.
 //!
 //! ```text
 //! cargo xtask long                                                  docs/long.md, from texts that the program makes
@@ -8,7 +7,8 @@
 //! cargo run --release -p figures --bin long -- --keep cells.jsonl   what is measured is kept there
 //! ```
 //!
-//! Every cell of a table is a process of its own, so that what it holds and the time it takes are counted for it alone.
+//! Every cell of a table is measured in a separate process, so that its memory and time are not mixed with those of
+//! others.
 
 use qkv_models::train::{Event, Run, Validation, Watcher};
 use qkv_models::{Encoder, Recipe};
@@ -26,7 +26,7 @@ use std::sync::atomic::AtomicBool;
 static ALLOCATOR: Counting = Counting::new();
 
 const LENGTHS: [usize; 4] = [512, 1024, 2048, 4096];
-/// What the kinds are called, their recipe, and what is changed in it.
+/// The name of each kind of attention, its recipe, and the changes to it.
 const KINDS: [(&str, &str, &str); 4] = [
     ("full", include_str!("../../../../recipes/long-full.toml"), ""),
     ("Longformer", include_str!("../../../../recipes/long-longformer.toml"), ""),
@@ -37,41 +37,43 @@ const KINDS: [(&str, &str, &str); 4] = [
         "model.attention={ score = { linear = 'elu' } }",
     ),
 ];
-/// Where what decides is there often: once in so many letters, which takes so many steps.
+/// In the task with many deciding letters, they occur once in this many letters, and training takes `OFTEN_STEPS`
+/// steps.
 const EVERY: usize = 16;
 const OFTEN_STEPS: usize = 150;
 
-/// What a cell is asked.
+/// The experiment of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 struct Experiment {
     kind: usize,
     length: usize,
-    /// Whether what decides is there often, or once.
+    /// Whether the deciding letters occur often, or once.
     often: bool,
 }
 
-/// What it holds.
+/// The measurements of a cell.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 struct Cell {
-    /// The best share of right classes on the dev set.
+    /// The best accuracy on the dev set, in percent.
     quality: f64,
-    /// Seconds of CPU time of the steps alone, all threads together: another program beside this one changes it little.
+    /// Seconds of CPU time of the training steps only, summed over all threads; other programs on the machine affect it
+    /// little.
     training: f64,
     steps: u64,
-    /// The most bytes held in training beyond what was there before.
+    /// Peak number of bytes allocated in training, beyond those allocated before.
     memory: usize,
-    /// Seconds of CPU time to class one text of full length.
+    /// Seconds of CPU time to classify one text of full length.
     reading: f64,
 }
 
-/// Seconds of CPU time that this process has taken so far, in hundredths; 0 where the system does not tell.
+/// Seconds of CPU time of this process so far, at a resolution of 1/100 s; 0 if the system does not report it.
 fn taken() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let numbers = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
     numbers.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
-/// Adds up the time of steps, without that of validation.
+/// Sums the time of steps, excluding validation.
 #[derive(Default)]
 struct Clock {
     best: f64,
@@ -97,7 +99,7 @@ impl Watcher for Clock {
     }
 }
 
-/// Trains a recipe, and reads a text with what came of it.
+/// Trains a recipe, and classifies a text with the trained model.
 fn cell(asked: Experiment, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>> {
     let Experiment { kind, length, often } = asked;
     let (_, recipe, change) = KINDS[kind];
@@ -139,12 +141,12 @@ fn cell(asked: Experiment, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>
     Ok(Cell { quality: clock.best, training: clock.seconds, steps: clock.steps, memory, reading })
 }
 
-/// Threads of a cell: the slowest have two, so that they are not alone at the end.
+/// Threads of a cell. The slowest get two, so that they are not the only ones running at the end.
 fn threads(asked: Experiment) -> usize {
     if asked.kind == 0 && asked.length > 2048 { 2 } else { 1 }
 }
 
-/// Asks a process of its own.
+/// Measures a cell in a separate process.
 fn apart(asked: Experiment, reviews: Option<&str>) -> Result<Cell, Box<dyn Error>> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--cell", &serde_json::to_string(&asked)?]).args(reviews);
@@ -153,13 +155,13 @@ fn apart(asked: Experiment, reviews: Option<&str>) -> Result<Cell, Box<dyn Error
     Ok(serde_json::from_slice(&output.stdout).map_err(|_| format!("the training of {asked:?} failed"))?)
 }
 
-/// Cells that were measured before, a line each: what was asked, and what was found.
+/// Cells that were measured before, one per line: the experiment and its results.
 fn kept(file: Option<&str>) -> Result<BTreeMap<Experiment, Cell>, Box<dyn Error>> {
     let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
     Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
 }
 
-/// All that is asked, so many at a time, the longest first; what is found is kept at once.
+/// Measures all cells, `jobs` at a time, the longest first, and saves each result as soon as it is known.
 fn measured(
     asked: &[Experiment],
     reviews: Option<&str>,
@@ -168,7 +170,7 @@ fn measured(
 ) -> Result<BTreeMap<Experiment, Cell>, Box<dyn Error>> {
     let before = kept(keep)?;
     let mut queue: Vec<Experiment> = asked.iter().copied().filter(|asked| !before.contains_key(asked)).collect();
-    // The last is taken first: by length, and the full attention of a length before the others.
+    // The last is taken first: longest first, and within a length full attention before the others.
     queue.sort_by_key(|asked| (asked.length, std::cmp::Reverse(asked.kind)));
     let (queue, found) = (Mutex::new(queue), Mutex::new(Ok(before)));
     let work = || {
@@ -195,7 +197,7 @@ fn measured(
     Ok(found.into_inner().expect("nobody panicked with it")?)
 }
 
-/// Takes a choice and its value out of the arguments.
+/// Removes an option and its value from the arguments.
 fn choice(arguments: &mut Vec<String>, name: &str) -> Result<Option<String>, Box<dyn Error>> {
     let Some(at) = arguments.iter().position(|argument| argument == name) else { return Ok(None) };
     arguments.remove(at);
@@ -244,7 +246,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What changes where real reviews are read: pieces instead of characters, more noise against so few texts, longer
+/// Changes for real reviews: subword tokens instead of characters, more dropout because there are few texts, and longer
 /// training.
 const REVIEWS: [&str; 6] = [
     "tokenizer={ kind = 'bpe', size = 8000 }",

@@ -1,8 +1,8 @@
-//! Measures every mechanism against length and prints the page `docs/mechanisms.md`: `cargo xtask mechanisms`.
+//! Measures every mechanism at several lengths and prints the page `docs/mechanisms.md`: `cargo xtask mechanisms`.
 //!
-//! One head of width 64 in f32, random queries, keys and values, forward. The error is that of the output against full
-//! softmax attention on the same inputs, relative to it: for random inputs, where every key matters a little, it says
-//! how much a mechanism leaves out, not how well a trained model would do with it.
+//! One head of width 64 in f32, random queries, keys and values, forward pass. The error is the relative error of the
+//! output against full softmax attention on the same inputs. With random inputs, every key matters a little, so it
+//! measures how much a mechanism leaves out, not how well a model trained with it would do.
 
 use qkv::{Attention, Bias, BigBird, Features, Inputs, Lsh, Mask, Output, Tensor};
 use qkv_simd::counting::Counting;
@@ -13,7 +13,7 @@ static ALLOCATOR: Counting = Counting::new();
 
 const D: usize = 64;
 
-/// The inputs of one length, with all that any mechanism asks for.
+/// The inputs of one length, including those that only some mechanisms need.
 struct Given {
     n: usize,
     q: Tensor<f32, 4>,
@@ -33,8 +33,8 @@ impl Given {
         Given { n, q, k, v, w: small(D, 4), w_a: small(16, 5), v_score: vec![0.25; 16], center }
     }
 
-    /// Runs a mechanism once: its output, milliseconds, bytes beyond inputs and outputs, and the share of tiles
-    /// touched.
+    /// Runs a mechanism once and returns its output, milliseconds, bytes allocated beyond inputs and outputs, and the
+    /// fraction of tiles touched.
     fn run(&self, attention: &Attention) -> qkv::Result<(Output<f32>, f64, usize, f64)> {
         let start = Instant::now();
         let (result, memory) = ALLOCATOR.beyond(|| {
@@ -65,7 +65,7 @@ impl Given {
     }
 }
 
-/// Every mechanism by its name, for a sequence of `n`.
+/// Every mechanism with its kind and name, for a sequence of length `n`.
 fn mechanisms(n: usize) -> Vec<(&'static str, &'static str, Attention)> {
     let stride = (n as f64).sqrt() as usize;
     let plain = Attention::scaled_dot;
@@ -131,7 +131,7 @@ fn main() -> qkv::Result<()> {
         let mut truth = None;
         for (at, (kind, name, attention)) in mechanisms(n).into_iter().enumerate() {
             let mut best = given.run(&attention)?;
-            // Short runs are noisy: the best of a few.
+            // Short runs are noisy, so take the best of a few.
             for _ in 0..if n <= 4096 { 3 } else { 0 } {
                 let again = given.run(&attention)?;
                 if again.1 < best.1 {

@@ -1,15 +1,14 @@
-//! Naive Bayes over which words, or which pairs of neighbours, a text has: what any model of long texts has to be held
-//! against.
+//! Naive Bayes over the words, or pairs of neighboring words, of a text: the baseline for any model of long texts.
 //!
 //! `cargo run --release -p figures --bin naive_bayes -- data/movie-reviews/train.tsv data/movie-reviews/dev.tsv`
 //!
-//! Lines of `label ⇥ text`, cut at spaces, sentences at `<s>`; a feature counts once a text, and one more text of each
-//! class is taken to have it than there is (Laplace).
+//! Lines are `label ⇥ text`, split at spaces, and into sentences at `<s>`. A feature counts once per text, with add-one
+//! (Laplace) smoothing.
 
 use qkv_models::labelled::{LabelledText, classes};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What a text has.
+/// The features of a text.
 type Features = fn(&str) -> HashSet<String>;
 
 fn words(text: &str) -> HashSet<String> {
@@ -24,7 +23,7 @@ fn pairs(text: &str) -> HashSet<String> {
     pairs.collect()
 }
 
-/// The share of the second texts whose class is found by what the first have.
+/// The accuracy in percent on the dev texts of a classifier fitted to the training texts.
 fn accuracy(train: &[LabelledText], dev: &[LabelledText], features: Features) -> f64 {
     let mut counts: BTreeMap<&str, (usize, HashMap<String, usize>)> = BTreeMap::new();
     let mut known = HashSet::new();

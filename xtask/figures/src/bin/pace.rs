@@ -1,5 +1,5 @@
-//! How long the work of a model takes, to be measured beside something else: each line on stdin is a round, whose
-//! seconds are printed. Whoever asks can take turns with another program, so that a busy machine is busy for both.
+//! Times the work of a model in rounds: each line on stdin starts a round, whose seconds are printed. The caller can
+//! alternate rounds with those of another program, so that load on the machine affects both alike.
 //!
 //! ```text
 //! cargo run --release -p figures --bin pace -- embed DIR FILE [f32|bf16]
@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Several sequences at once, from different first tokens.
+/// Decodes several sequences at once, from different first tokens.
 fn decode(generator: &Generator, machine: &Machine, tokens: usize, sequences: usize) -> Round {
     let pool = Pool::new();
     let (model, parameters) = (&generator.model, &generator.parameters);

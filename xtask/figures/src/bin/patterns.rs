@@ -1,9 +1,9 @@
-//! Draws what each mask keeps, read off the library's own weights:
+//! Draws the pattern of each mask, read from the library's own weights:
 //! `cargo run -p figures --bin patterns > docs/patterns.svg`.
 
 use qkv::{Attention, BigBird, Blocks, Inputs, Lsh, Mask, Tensor, segments_of};
 
-/// Tokens on a side, and points a token.
+/// Tokens per side, and points per token.
 const TOKENS: usize = 48;
 const CELL: usize = 4;
 
@@ -50,7 +50,7 @@ fn main() -> qkv::Result<()> {
         println!(r#"<text x="{left}" y="{}">{name}</text>"#, top - 8);
         println!(r##"<rect x="{left}" y="{top}" width="{side}" height="{side}" fill="#eef2f7"/>"##);
         for i in 0..TOKENS {
-            // One rectangle for each run of keys that the query sees.
+            // One rectangle per run of keys that the query sees.
             let mut j = 0;
             while j < TOKENS {
                 let run = (j..TOKENS).take_while(|&j| weights[[i, j]] > 0.0).count();

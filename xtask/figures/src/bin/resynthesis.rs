@@ -1,8 +1,8 @@
-//! Makes sound of the spectrograms of recordings, as a voice makes it of its own: what `docs/speak.md` compares voices
-//! with. `resynthesis LIST OUT [VOICE]` reads a list of lines `recording⇥text` and writes `OUT/NUMBER.wav` and
-//! `OUT/text.tsv`.
+//! Resynthesizes recordings from their spectrograms, as a voice does with the spectrograms it generates: the baseline
+//! for voices in `docs/speak.md`. `resynthesis LIST OUT [VOICE]` reads a list of lines `recording⇥text` and writes
+//! `OUT/NUMBER.wav` and `OUT/text.tsv`.
 //!
-//! With a voice, the spectrograms are those that the voice writes while it hears the recording instead of itself, and
+//! With a voice, the spectrograms are those that the voice generates under teacher forcing with the recording, and
 //! `OUT/NUMBER.json` has its alignment.
 
 use qkv_models::audio::{Recording, SAMPLE_RATE, Vocoder, wav};
@@ -15,7 +15,7 @@ use std::path::Path;
 /// Mel bands of a voice.
 const BANDS: usize = 80;
 
-/// Letters and attention to them, as `qkv speak --json` writes them.
+/// The letters and the attention to them, in the format of `qkv speak --json`.
 fn alignment(speech: &Speech) -> String {
     let Speech { letters, step, alignment, .. } = speech;
     serde_json::json!({ "letters": letters, "step": step, "alignment": alignment }).to_string()

@@ -1,6 +1,6 @@
-//! Writes what a Whisper model computes in the first window of a recording, to compare it with other implementations:
-//! `whisper_outputs MODEL AUDIO OUT.safetensors` writes the log-mel spectrogram, the output of the encoder and the
-//! logits after `TOKENS`. See `dev/whisper.py`.
+//! Writes the outputs of a Whisper model for the first window of a recording, to compare them with other
+//! implementations: `whisper_outputs MODEL AUDIO OUT.safetensors` writes the log-mel spectrogram, the output of the
+//! encoder and the logits after `TOKENS`. See `dev/whisper.py`.
 
 use qkv_models::audio::{Recording, Spectrogram};
 use qkv_models::files::tensors::{NamedTensor, Storage, write};

@@ -1,4 +1,4 @@
-//! A small GGUF file: a Llama of one layer, with tensors of several types and a tokenizer of few pieces.
+//! A small GGUF file: a one-layer Llama with tensors of several types and a tokenizer with few pieces.
 
 fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
@@ -16,7 +16,7 @@ fn whole(value: u32) -> Vec<u8> {
     [4u32.to_le_bytes(), value.to_le_bytes()].concat()
 }
 
-/// Bytes of so many numbers, type by type.
+/// The bytes of `count` numbers of a type.
 fn numbers(kind: u32, count: u64) -> Vec<u8> {
     let (together, each) = match kind {
         0 => (1, 4),

@@ -1,4 +1,4 @@
-//! Files that are right, made by the library itself where it writes the format, and by hand where it only reads it.
+//! Valid files, made by the library itself if it writes the format, and by hand if it only reads it.
 
 #[path = "../../../../qkv-models/tests/suite/archive.rs"]
 mod archive;
@@ -54,7 +54,7 @@ pub fn templates() -> Vec<Vec<u8>> {
     vec![TEMPLATE.into(), second.into()]
 }
 
-/// One whole recipe.
+/// A complete recipe.
 pub fn recipe() -> String {
     "name = 'tiny'\n[data]\ntask = 'copy'\npairs = 30\ndev_pairs = 4\n[tokenizer]\nkind = 'characters'\n[model]\nkind = 'transformer'\nd_model = 16\nffn_dim = 16\nheads = 2\nencoder_layers = 1\ndecoder_layers = 1\n[train]\nsteps = 4\ntokens = 64\nvalidate = 4\nsave = 4\n".into()
 }
@@ -70,7 +70,7 @@ pub fn yaml() -> Vec<Vec<u8>> {
     [nested, "heads: 8\n", ""].map(|text| text.as_bytes().to_vec()).to_vec()
 }
 
-/// Zlib with nothing packed.
+/// Zlib data without compression.
 fn zlib(data: &[u8]) -> Vec<u8> {
     let (a, b) =
         data.iter().fold((1u32, 0u32), |(a, b), &x| ((a + u32::from(x)) % 65_521, (a + u32::from(x) + b) % 65_521));
@@ -94,14 +94,14 @@ pub fn idx() -> Vec<Vec<u8>> {
     vec![images, vec![0, 0, 8, 1, 0, 0, 0, 2, 7, 3]]
 }
 
-/// A PNG of some size, bits and kind: its chunks between the header and the end, and its rows.
+/// A PNG of a given size, bit depth and color type, with extra chunks between the header and the end, and its rows.
 fn drawn(size: [u32; 2], [depth, colour, interlaced]: [u8; 3], between: &[Vec<u8>], rows: &[u8]) -> Vec<u8> {
     let head = [&size[0].to_be_bytes()[..], &size[1].to_be_bytes(), &[depth, colour, 0, 0, interlaced]].concat();
     let (head, data, end) = (png_chunk(b"IHDR", &head), png_chunk(b"IDAT", &zlib(rows)), png_chunk(b"IEND", &[]));
     [&b"\x89PNG\r\n\x1a\n"[..], &head, &between.concat(), &data, &end].concat()
 }
 
-/// Grey, colour with transparency in 16 bits, a palette of four colours, and one bit in seven passes.
+/// Gray, color with transparency in 16 bits, a palette of four colors, and one bit in seven passes.
 pub fn png() -> Vec<Vec<u8>> {
     let palette = [png_chunk(b"PLTE", &[255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 9, 9]), png_chunk(b"tRNS", &[255, 128, 0])];
     let wide: Vec<u8> = (0..2).flat_map(|row| std::iter::once(row).chain((0..16).map(|x| x * 15))).collect();
@@ -113,7 +113,7 @@ pub fn png() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Grey, colour, in several passes, and in the colours of print.
+/// Gray, color, progressive, and CMYK.
 pub fn jpeg() -> Vec<Vec<u8>> {
     let files: [&[u8]; 4] = [
         include_bytes!("../../../../qkv-models/tests/images/grey.jpg"),
@@ -138,7 +138,7 @@ pub fn captions() -> Vec<Vec<u8>> {
     vec![b"a.bmp\ta red circle\na.bmp\ta circle\n".to_vec(), b"\na.bmp\twhat\tis it\r\n".to_vec()]
 }
 
-/// A matrix and a number in one file, and nothing at all.
+/// A manifest with a matrix and a number in one file, and an empty manifest.
 pub fn tfjs() -> Vec<Vec<u8>> {
     let model = br#"{"modelTopology":{},"weightsManifest":[{"paths":["a.bin"],"weights":[
         {"name":"a/kernel","shape":[3,1],"dtype":"float32"},{"name":"a/bias","shape":[],"dtype":"float32"}]}]}"#;
@@ -160,7 +160,7 @@ pub fn torch() -> Vec<Vec<u8>> {
     vec![archive::zip(&[("a/data.pkl".into(), pickle), ("a/data/0".into(), vec![0; 16])])]
 }
 
-/// Lossy and lossless.
+/// A lossy and a lossless image.
 pub fn webp() -> Vec<Vec<u8>> {
     let files: [&[u8]; 2] = [
         include_bytes!("../../../../qkv-models/tests/images/lossy.webp"),
@@ -169,7 +169,7 @@ pub fn webp() -> Vec<Vec<u8>> {
     files.map(<[u8]>::to_vec).to_vec()
 }
 
-/// In 24 bits, and in 8 with a palette of two colours.
+/// An image in 24 bits, and one in 8 bits with a palette of two colors.
 pub fn bmp() -> Vec<Vec<u8>> {
     let file = |bits: u32, colours: &[u8], rows: &[u8]| {
         let start = 54 + colours.len() as u32;
@@ -188,12 +188,12 @@ fn writer(architecture: Architecture) -> Translator {
     Translator { model, parameters, tokenizer, search: Search::default() }
 }
 
-/// A folder with a GPT-2 that chats.
+/// A folder with a GPT-2 with a chat template.
 pub fn decoder() -> TempDir {
     let (folder, again) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let sizes = GptConfig { d_model: 16, ffn_dim: 16, heads: 2, layers: 1, max_positions: 16, ..Default::default() };
     writer(Architecture::Gpt(sizes)).save(folder.path(), Storage::F32).unwrap();
-    // Once more by way of a generator, which writes all the files there are.
+    // Once more through a generator, which writes all files.
     Generator::open(folder.path()).unwrap().save(again.path(), Storage::F32).unwrap();
     let path = again.path().join("tokenizer_config.json");
     let mut settings: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -236,7 +236,7 @@ pub fn translator() -> TempDir {
     folder
 }
 
-/// A folder with a BERT, or with an encoder that is none.
+/// A folder with a BERT or, if `own`, with an encoder that is not one.
 pub fn encoder(own: bool) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let attention = if own { Attention::scaled_dot().mask(Mask::longformer(4, [0])) } else { Attention::scaled_dot() };
@@ -280,7 +280,7 @@ struct Quiet;
 
 impl Watcher for Quiet {}
 
-/// A run that has taken its four steps.
+/// A run that has completed its four steps.
 pub fn run() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let recipe = Recipe::parse(&recipe(), "tiny.toml".as_ref(), &[]).unwrap();
@@ -304,7 +304,7 @@ pub fn recordings() -> Vec<Vec<u8>> {
     let weights =
         to_bytes(&[NamedTensor { name: "weights", shape: &[2, 2], values: &[0.5, 0.5, 1.0, 0.0] }], Storage::F32)
             .unwrap();
-    // Ours, of two attentions.
+    // Our own format, with two attentions.
     let path = folder.path().join("a.safetensors");
     std::fs::write(&path, &plain).unwrap();
     let mut seeds = vec![plain, weights];
@@ -319,7 +319,7 @@ pub fn recordings() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Sounds in every format that is read, the tone of the tests.
+/// Sounds in every supported format, with the tone of the tests.
 pub fn sounds() -> Vec<Vec<u8>> {
     let tone: Vec<f32> = (0..400).map(|at| (at as f32 * 0.2).sin()).collect();
     vec![

@@ -1,4 +1,4 @@
-//! Attention to a cache in f16: queries are rounded too, sums stay f32.
+//! Attention to a cache in f16: queries are rounded to f16 too, sums are accumulated in f32.
 
 use super::{SavedCall, ScoreParameters, Tape, Tensor, head_strides};
 use crate::float::Float;
@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt;
 use qkv::{Decode, Inputs, OutputMut, Score, Select, View, ViewMut};
 
 impl<T: Float> Tape<'_, T> {
-    /// Attention from new queries to the first `length` rows of a cache; `None` where a call has more than a softmax
+    /// Attention from new queries to the first `length` rows of a cache; `None` if the call needs more than a softmax
     /// over products of queries and keys, or a query is too large.
     pub(super) fn attend_half(
         &self,

@@ -1,5 +1,5 @@
-//! Attention on a device: a softmax over dot products, additive attention of one head, and caches that are there.
-//! Everything else is left to the CPU.
+//! Attention on a device: softmax over dot products, additive attention of one head, and attention to caches in device
+//! memory. Everything else is left to the CPU.
 
 use super::{AttentionBackward, Heads, SavedCall, ScoreParameters};
 use crate::float::Float;
@@ -12,16 +12,16 @@ use qkv_cuda::operations::{
     AdditiveCall, AdditiveChoice, AdditiveOutput, Array, AttentionCall, AttentionOutput, Kind, Operations,
 };
 
-/// What the backward pass reads.
+/// The values that the backward pass reads.
 pub(super) enum DeviceOutput<T: Float> {
-    /// Of a softmax: the values `[B, N, Hq·Dv]` and the log-sum-exp `[B, Hq, N]`.
+    /// From a softmax: the values `[B, N, Hq·Dv]` and the log-sum-exp `[B, Hq, N]`.
     Softmax { call: Box<AttentionCall>, values: Tensor<T>, lse: Tensor<T> },
-    /// Of additive attention.
+    /// From additive attention.
     Additive { call: Box<AdditiveCall>, out: AdditiveOutput },
 }
 
 impl<T: Float> Tape<'_, T> {
-    /// The forward pass; `None` where only the CPU computes it.
+    /// The forward pass; `None` if only the CPU can compute it.
     pub(super) fn attend_on_device(
         &self,
         operations: &Operations,
@@ -44,7 +44,8 @@ impl<T: Float> Tape<'_, T> {
         Ok(Some((values, DeviceOutput::Additive { call: Box::new(call), out })))
     }
 
-    /// An additive attention of one head over padded sequences, soft or hard, without anything on top, on a device.
+    /// The device call of an additive attention of one head, soft or hard, with no mask but padding; `None` for
+    /// anything else.
     fn additive_call(&self, operations: &Operations, call: &SavedCall<T>) -> Option<AdditiveCall> {
         let v = call.parameters.v?;
         let padded = call.key_lengths.is_some();
@@ -72,8 +73,8 @@ impl<T: Float> Tape<'_, T> {
         Some(AdditiveCall { q, k, values, v, lengths, sizes, choice })
     }
 
-    /// A softmax over dot products on a device, with the numbers of keys and the positions there; `None` where only the
-    /// CPU computes it.
+    /// A softmax over dot products on a device, with the key lengths and positions in device memory; `None` if only the
+    /// CPU can compute it.
     fn softmax_on_device(
         &self,
         operations: &Operations,
@@ -117,7 +118,7 @@ impl<T: Float> Tape<'_, T> {
         }
     }
 
-    /// Attention to the first rows of a cache on a device; `None` where only the CPU computes it.
+    /// Attention to the first rows of a cache on a device; `None` if only the CPU can compute it.
     pub(super) fn attend_rows(
         &self,
         operations: &Operations,
@@ -127,10 +128,11 @@ impl<T: Float> Tape<'_, T> {
     ) -> qkv::Result<Option<Tensor<T>>> {
         let (batch, new) = (call.q.shape()[0], call.q.shape()[1]);
         if call.key_lengths.is_none() {
-            // Rows beyond the length are room for more, so the shapes stay those of a plan while a cache fills.
+            // Rows beyond the length are spare room: masking them keeps the shapes, and so the plan, constant while a
+            // cache fills.
             call.key_lengths = Some(vec![cache.len(); batch].into());
             let mask = std::mem::replace(&mut call.attention.mask, Mask::full());
-            // The last token sees every one before it.
+            // The last token sees every earlier one.
             let sees_all = mask == Mask::full() || mask == Mask::causal() && new == 1;
             call.attention.mask = if sees_all { Mask::lengths() } else { mask & Mask::lengths() };
             if sees_all && call.attention.bias == qkv::Bias::none() {
@@ -198,7 +200,7 @@ impl<T: Float> AttentionBackward<T> {
         }
     }
 
-    /// Of a softmax.
+    /// The backward pass of a softmax.
     fn softmax_backward(
         &self,
         operations: &Operations,
@@ -222,7 +224,7 @@ impl<T: Float> AttentionBackward<T> {
         }
     }
 
-    /// Adds gradients of queries, keys and values.
+    /// Adds the gradients of queries, keys and values.
     fn add_rows(&self, operations: &Operations, rows: [Array; 3], context: &mut BackwardContext<'_, T>) {
         let inputs = [&self.call.q, &self.call.k, &self.call.v];
         for ((slot, gradient), input) in self.slots.into_iter().zip(rows).zip(inputs) {

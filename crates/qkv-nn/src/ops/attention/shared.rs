@@ -1,4 +1,4 @@
-//! Attention over sequences whose rows several tapes have ([`ContextParallel`](crate::ContextParallel)).
+//! Attention over sequences whose rows are split over several tapes ([`ContextParallel`](crate::ContextParallel)).
 
 use super::SavedOutput;
 use crate::context::SharedContext;
