@@ -1,5 +1,5 @@
 //! Measures attention on the first GPU over a few shapes: `cargo run --release -p qkv-cuda --example measure`. The
-//! whole grid, beside PyTorch, is `qkv bench --device cuda --against torch`.
+//! whole grid, alongside PyTorch, is `qkv bench --device cuda --against torch`.
 
 use qkv::{Attention, Mask, Place};
 use qkv_cuda::{Cuda, Dtype, Error, PlanOptions, Strided, Tensors};
@@ -10,7 +10,7 @@ fn main() -> Result<(), Error> {
     let cuda = Cuda::new(0)?;
     println!("{}, {:.0} ms until it can be used", cuda.device().name, start.elapsed().as_secs_f64() * 1e3);
     let scaled = Attention::scaled_dot;
-    // What a plan takes: seconds where kernels have to be compiled, little where they are on disk, nothing after that.
+    // How long a plan takes: seconds if kernels have to be compiled, little if they are on disk, nothing after that.
     let room = cuda.buffer(2048 * 16 * 128 * 2)?;
     let x = Strided::contiguous(room.ptr(), [1, 16, 2048, 128]);
     for _ in 0..2 {

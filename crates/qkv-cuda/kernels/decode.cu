@@ -1,13 +1,13 @@
 // Decoding: a few queries against many keys, bound by memory bandwidth. A block takes one split of the keys of a key
 // head, for all query rows that share it: the heads of a group and their queries are packed into up to 16 rows of a
-// tensor-core tile. The order in which the width is summed is free, and so is the order of result columns: each lane
-// copies 16 contiguous bytes at a time into shared memory that only it reads. Copies of the next keys are in flight
-// during the products, and no lane waits for another.
-// For bf16 and f16, WIDTH = D = DV of 64, 128 or 256. Masks and biases come from score.cuh.
+// tensor-core tile. The width may be summed in any order, and result columns may be in any order, so each lane copies
+// 16 contiguous bytes at a time into shared memory that only it reads. Copies of the next keys are in flight during the
+// products, and no lane waits for another. For bf16 and f16, WIDTH = D = DV of 64, 128 or 256. Masks and biases come
+// from score.cuh.
 
-#define CHUNKS (WIDTH / 32)            // 16-byte loads of a lane for 8 keys
-#define STEPS (WIDTH / 64)             // 16-byte loads of a lane for one row of values
-#define SLOTS (2 * CHUNKS + 4 * STEPS) // 16-byte slots of a lane for 16 keys and values
+#define CHUNKS (WIDTH / 32)            // 16-byte loads per lane for 8 keys
+#define STEPS (WIDTH / 64)             // 16-byte loads per lane for one row of values
+#define SLOTS (2 * CHUNKS + 4 * STEPS) // 16-byte slots per lane for 16 keys and values
 #ifndef STAGES                         // stages of 16 keys per warp in flight
 #define STAGES (WIDTH >= 256 ? 2 : WIDTH >= 128 ? 3 : 4)
 #endif
@@ -278,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(128) decode(const __grid_constant__
         if (params.splits > 1) {
             params.split_out[(split * in_all + at_row) * WIDTH + c] = x * by;
         } else {
-            // A single split: the sink joins here.
+            // With a single split, the sink is added here.
             int h = key_head * params.group + row / params.n;
             if (params.sinks) {
                 float sink = widen(params.sinks[h]), larger = fmaxf(most, sink);

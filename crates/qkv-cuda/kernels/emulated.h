@@ -1,5 +1,5 @@
 // Compiles the general kernels as C++, for machines without a GPU: each thread of a block is a fiber, and a fiber that
-// waits at a barrier yields to the next. Slow, but the same source: errors in a kernel's logic show here, too.
+// waits at a barrier yields to the next. Slow, but the same source: errors in a kernel's logic show up here, too.
 
 #define EMULATED 1
 #include <cmath>
@@ -184,7 +184,7 @@ static inline unsigned __float_as_uint(float x) {
 // The C library declares __expf, too.
 #define __expf expf
 #define __fdividef(x, y) ((x) / (y))
-// Blocks run one after the other, and a fiber gives way at barriers alone.
+// Blocks run one after another, and a fiber yields only at barriers.
 static inline void __threadfence() {}
 static inline float __ldcg(const float* at) { return *at; }
 static inline unsigned atomicAdd(unsigned* at, unsigned x) {
@@ -265,7 +265,7 @@ template <class... A> static void call_kernel(void (*kernel)(A...), const void* 
     call_kernel(kernel, values, std::index_sequence_for<A...>());
 }
 
-// The sizes of a kernel's arguments: how many there are.
+// Writes the sizes of a kernel's arguments; returns how many there are.
 template <class... A> static int argument_sizes(void (*)(A...), unsigned* sizes) {
     const unsigned all[] = {unsigned(sizeof(A))..., 0};
     for (size_t x = 0; x < sizeof...(A); x++) sizes[x] = all[x];

@@ -11,11 +11,11 @@ use half::{bf16, f16};
 use qkv::{Attention, Place};
 use std::time::Instant;
 
-/// Normal numbers that are drawn before they repeat: a prime, so that no two rows are alike.
+/// Normal numbers drawn before the sequence repeats: a prime, so that no two rows are alike.
 const DRAWN: usize = 65_521;
 /// Larger than any L2: zeroed between calls, so that each call reads its inputs from memory.
 const FLUSH_BYTES: usize = 256 << 20;
-/// Calls that do not count.
+/// Untimed calls before the first timed one.
 const WARM_UP: usize = 5;
 
 /// An attention with data on a device, ready to be timed.
@@ -44,8 +44,9 @@ pub struct Timing {
 }
 
 impl Cuda {
-    /// An attention over normal noise, queries `q` `[B, Hq, N, D]` and keys and values `k` `[B, Hk, M, D]`: its forward
-    /// pass, or with [`PlanOptions::backward`] its backward pass after one forward pass.
+    /// Prepares to time an attention over normal noise, with queries of shape `q`, `[B, Hq, N, D]`, and keys and values
+    /// of shape `k`, `[B, Hk, M, D]`: its forward pass or, with [`PlanOptions::backward`], its backward pass after one
+    /// forward pass.
     pub fn benchmark(
         &self,
         attention: &Attention,
@@ -124,7 +125,7 @@ impl Benchmark {
     }
 
     fn forward(&self) -> Result<()> {
-        // SAFETY: all memory is this benchmark's, sized by the plan, and lives as long.
+        // SAFETY: all memory belongs to this benchmark, is sized for the plan, and lives as long as the benchmark.
         unsafe { self.plan.forward(&self.tensors, &self.out, self.workspace, Stream(0)) }
     }
 
@@ -136,7 +137,7 @@ impl Benchmark {
         unsafe { self.plan.backward(&self.tensors, &self.out, &self.upstream, &self.into, self.workspace, Stream(0)) }
     }
 
-    /// Calls it for this many seconds, each call timed on the device.
+    /// Repeats the pass for this many seconds, timing each call on the device.
     pub fn time(&self, seconds: f64) -> Result<Timing> {
         for _ in 0..WARM_UP {
             self.call()?;

@@ -46,8 +46,8 @@ impl Cache {
         sizes.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.metadata().map_or(0, |meta| meta.len())))
     }
 
-    /// The entry of this key; if there is none, what `make` returns, which is then stored. A cache that cannot be
-    /// written is not an error.
+    /// The entry of this key or, if there is none, what `make` returns, which is stored. A cache that cannot be written
+    /// is not an error.
     pub fn get(&self, name: &str, key: &Key, make: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
         let path = self.folder.join(format!("{name}-{}.cubin", key.0));
         if let Some(code) = fs::read(&path).ok().and_then(|bytes| content(&bytes)) {
@@ -62,7 +62,7 @@ impl Cache {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
         let failed = |error: std::io::Error| Error::Cache { folder: self.folder.clone(), reason: error.to_string() };
         fs::create_dir_all(&self.folder).map_err(failed)?;
-        // Written under a temporary name and renamed, so that the final name is always a whole file.
+        // Written under a temporary name and renamed, so that the final name always refers to a whole file.
         let own = format!(".{}-{}.part", std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed));
         let part = self.folder.join(own);
         let mut bytes = Vec::with_capacity(24 + code.len());
@@ -77,7 +77,7 @@ impl Cache {
         done.map_err(failed)
     }
 
-    /// Whether it can be written, for `qkv doctor`.
+    /// Checks that it can be written, for `qkv doctor`.
     pub fn writable(&self) -> Result<()> {
         let probe = self.folder.join(format!(".{}.probe", std::process::id()));
         let tried = fs::create_dir_all(&self.folder).and_then(|()| fs::write(&probe, b""));

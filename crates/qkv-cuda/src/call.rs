@@ -57,12 +57,12 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// The numbers of a description, as kernels take them.
+/// The scalars of a description, in the form kernels use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalars {
     /// The position of query 0.
     pub offset: i64,
-    /// The factor of the product, temperature included; unused where the scale is learned.
+    /// The factor of the dot product, temperature included; unused if the scale is learned.
     pub scale: f32,
     pub inverse_temperature: f32,
     /// 0 without a soft-cap.
@@ -89,7 +89,7 @@ impl Scalars {
     }
 }
 
-/// The position of query 0 among the keys; 0 where positions are given one by one.
+/// The position of query 0 among the keys; 0 if positions are given explicitly.
 pub(crate) fn position_of_query_0(place: Place, n: usize, m: usize) -> i64 {
     match place {
         Place::Start | Place::Given => 0,
@@ -218,17 +218,17 @@ impl Call {
         Ok(params)
     }
 
-    /// Launches a general kernel; a grid of 0 blocks is no launch.
+    /// Launches a general kernel; an empty grid launches nothing.
     pub fn launch(&self, kernel: &Kernel, grid: [usize; 2], params: &GeneralParams, stream: Stream) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
         let (grid, params) = (grid.map(|axis| axis as u32), &raw const *params);
-        // SAFETY: general kernels take this block; its pointers are what the callers of `Plan`'s passes promise.
+        // SAFETY: general kernels take this block; its pointers are valid by the contract of `Plan`'s passes.
         self.describe(unsafe { self.driver.launch(kernel, grid, stream, &[params.cast()]) })
     }
 
-    /// As [`launch`](Call::launch), for a kernel that waits by itself for the launch before it.
+    /// Like [`launch`](Call::launch), for a kernel that itself waits for the preceding launch.
     pub fn launch_dependent(
         &self,
         kernel: &Kernel,

@@ -1,6 +1,6 @@
 //! cuBLASLt, NVIDIA's library of matrix products, loaded at run time from the toolkit or a Python package
-//! (`nvidia-cublas`). An algorithm is chosen once for each kind of product, by the library's own heuristic, without
-//! measuring: the same shapes have the same algorithm, and so the same bits, in every run.
+//! (`nvidia-cublas`). An algorithm is chosen once per kind of product, by the library's own heuristic, without
+//! benchmarking: the same shapes get the same algorithm, and so the same bits, in every run.
 
 use crate::device::Stream;
 use crate::error::{Error, Result};
@@ -62,7 +62,7 @@ macro_rules! functions {
         impl Functions {
             fn bind(library: &Library) -> Result<Functions, libloading::Error> {
                 Ok(Functions {
-                    // SAFETY: these are the signatures of `cublasLt.h`, which hold for a symbol's name.
+                    // SAFETY: these are the signatures of `cublasLt.h`, which are fixed for a symbol's name.
                     $($field: *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }?,)*
                 })
             }
@@ -87,7 +87,7 @@ functions! {
     );
 }
 
-/// What an algorithm is chosen for.
+/// What the choice of an algorithm depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     sizes: [usize; 3],
@@ -106,7 +106,7 @@ fn alignment(ptr: u64) -> u32 {
     1 << ptr.trailing_zeros().min(8)
 }
 
-/// A product that was set up, as addresses of the library's descriptors, which live as long as the process.
+/// A product that has been set up: addresses of the library's descriptors, which live as long as the process.
 #[derive(Clone, Copy, Debug)]
 struct Prepared {
     call: usize,
@@ -130,7 +130,7 @@ impl CublasLt {
     /// What NVIDIA recommends for Hopper.
     pub const WORKSPACE_BYTES: usize = 32 << 20;
 
-    /// The library of this machine. The device's context is current.
+    /// Loads the library of this machine. The device's context must be current.
     pub fn new() -> Result<CublasLt> {
         let mut looked_for = Vec::new();
         for path in toolkit::candidates("QKV_CUBLASLT", &NAMES, "libcublasLt.so", "cublas") {
@@ -181,8 +181,8 @@ impl CublasLt {
         let Prepared { call, a, b, c, algorithm } = prepared;
         let (one, beta) = (1.0f32, if add { 1.0f32 } else { 0.0 });
         let action = "multiplying by cuBLASLt";
-        // SAFETY: the descriptors are the library's; pointers are as the caller promises. What is row-major here is
-        // column-major and transposed there, so the operands change places.
+        // SAFETY: the descriptors are the library's; pointers are as the caller promises. A row-major matrix here is a
+        // transposed column-major one there, so the operands swap places.
         unsafe {
             if epilogue != Epilogue::None {
                 let bias = &raw const pointers.bias;
@@ -214,7 +214,7 @@ impl CublasLt {
         }
     }
 
-    /// Sets a product up and chooses its algorithm.
+    /// Sets up a product and chooses its algorithm.
     ///
     /// # Safety
     /// The device's context is current.
@@ -222,7 +222,7 @@ impl CublasLt {
         let Functions { create_call, set_call, create_layout, .. } = self.functions;
         let [m, n, k] = key.sizes;
         let action = "preparing a product";
-        // SAFETY: each call writes one pointer, or reads as many bytes as it is told.
+        // SAFETY: each call writes one pointer, or reads as many bytes as its argument says.
         unsafe {
             let mut call = ptr::null_mut();
             check(create_call(&mut call, COMPUTE_32F, REAL_32F), action)?;
@@ -261,7 +261,8 @@ impl CublasLt {
             let limit = CublasLt::WORKSPACE_BYTES;
             let bytes = &raw const limit;
             check((self.functions.set_preference)(preference, MAX_WORKSPACE_BYTES, bytes.cast(), 8), action)?;
-            // Slices of larger arrays begin anywhere; an algorithm may rely on more.
+            // Slices of larger arrays may begin anywhere; without these limits, an algorithm may assume a larger
+            // alignment.
             let [of_a, of_b, of_c] = key.alignment;
             for (attribute, bytes) in
                 [(MIN_ALIGNMENT_A, of_b), (MIN_ALIGNMENT_B, of_a), (MIN_ALIGNMENT_C, of_c), (MIN_ALIGNMENT_D, of_c)]

@@ -1,6 +1,6 @@
-//! [`Driver`] over NVIDIA's driver library. Each call pushes the device's primary context and pops it before it
-//! returns, also when it fails: the context that the caller's thread had current, PyTorch's or candle's, stays current.
-//! Failures carry the driver's message.
+//! [`Driver`] over NVIDIA's driver library. Each call pushes the device's primary context and pops it before returning,
+//! even on failure, so that the context current on the caller's thread (PyTorch's or candle's, say) stays current.
+//! Errors carry the driver's message.
 
 mod small_copy;
 
@@ -36,7 +36,7 @@ pub(crate) struct CudaDriver {
     modules: Mutex<HashMap<String, Arc<dyn Module>>>,
     /// For copies between host and device.
     staging: Mutex<Option<(Staging, StagingEvents)>>,
-    /// For copies that are taken later.
+    /// For deferred copies.
     slots: Slots,
     /// Loaded with the first product.
     cublas: OnceLock<Result<Mutex<CublasLt>>>,
@@ -157,7 +157,7 @@ impl CudaDriver {
         work(self.cuda)
     }
 
-    /// Calls the driver with the staging memory, which is this call's alone.
+    /// Calls the driver with exclusive use of the staging memory.
     fn staged(&self, work: impl FnOnce(&LibCuda, &mut Staging, &StagingEvents) -> Result<()>) -> Result<()> {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         self.call(|cuda| {
@@ -204,7 +204,7 @@ impl CudaDriver {
     }
 }
 
-/// An event of the last copy of each half of the staging memory.
+/// One event per half of the staging memory, recorded after its last copy.
 #[derive(Debug)]
 struct StagingEvents([usize; 2]);
 
@@ -216,7 +216,7 @@ impl StagingEvents {
     }
 
     fn wait(&self, cuda: &LibCuda, half: usize) -> Result<()> {
-        // SAFETY: the event exists; one that was never recorded is done.
+        // SAFETY: the event exists; one that was never recorded counts as done.
         let code = unsafe { (cuda.synchronize_event)(self.0[half] as *mut c_void) };
         check(cuda, code, || "waiting for a staged copy".into())
     }
@@ -250,7 +250,7 @@ impl CudaDriver {
     fn create_stream(&self, flags: u32) -> Result<Stream> {
         let mut stream = ptr::null_mut();
         self.call(|cuda| {
-            // SAFETY: it writes one pointer. Without flags, it is in order with work on the default stream.
+            // SAFETY: it writes one pointer. Without flags, the stream is ordered with the default stream.
             check(cuda, unsafe { (cuda.create_stream)(&mut stream, flags) }, || "creating a stream".into())
         })?;
         Ok(Stream(stream as u64))
@@ -282,7 +282,7 @@ impl Driver for CudaDriver {
             self.staged(|cuda, staging, events| {
                 let staged = staging.put(part, |half| events.wait(cuda, half))?;
                 let (to, len) = (to + (at * HALF) as u64, part.len());
-                // SAFETY: the target is as large, and the staging memory stays as it is until an event says that it
+                // SAFETY: the target is as large, and the staging memory is not modified until an event reports that it
                 // was copied.
                 let code = unsafe { (cuda.copy_to_device)(to, staged.ptr.cast(), len, handle(stream)) };
                 check(cuda, code, || format!("copying {len} bytes to the device"))?;
@@ -297,10 +297,10 @@ impl Driver for CudaDriver {
             return Ok(());
         }
         self.staged(|cuda, staging, events| {
-            // What is on its way to the device is still there.
+            // The halves may hold data that is still in flight to the device.
             (0..2).try_for_each(|half| events.wait(cuda, half))?;
             let begin = |at: usize, len: usize| {
-                // SAFETY: the source is as large, and the half is free: what was there before has been taken.
+                // SAFETY: the source is as large, and the half is free: its previous contents have been copied out.
                 let code = unsafe {
                     let to = staging.half(at % 2).cast();
                     (cuda.copy_to_host)(to, from + (at * HALF) as u64, len, handle(stream))
@@ -381,7 +381,7 @@ impl Driver for CudaDriver {
     fn end_capture(&self, stream: Stream) -> Result<usize> {
         self.call(|cuda| {
             let (mut recording, mut graph) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: each writes one pointer; the recording is freed once, after the graph was made of it.
+            // SAFETY: each writes one pointer; the recording is freed once, after the graph was instantiated from it.
             unsafe {
                 let ended = (cuda.end_capture)(handle(stream), &mut recording);
                 check(cuda, ended, || "ending the recording of a stream".into())?;
@@ -428,7 +428,7 @@ impl Driver for CudaDriver {
         }
         let Source { name, cache_prefix, text, options, .. } = source;
         let (compiler, architecture) = (Compiler::find(), self.device.architecture());
-        // Without a compiler, a kernel that an earlier one left in the cache will do.
+        // The compiler's version is part of the key: without a compiler, no entry matches and this fails.
         let version = compiler.as_ref().map_or((0, 0), |compiler| compiler.version());
         let key = Key::new(text, options, &architecture, version);
         let code = self.cache.get(cache_prefix, &key, || compiler?.compile(name, text, &architecture, options))?;
@@ -508,7 +508,7 @@ impl Driver for CudaDriver {
         let mut map = TensorMap([0; 16]);
         let (boxes, steps) = ([64, rows, 1, 1], [1; 4]);
         self.call(|cuda| {
-            // SAFETY: the map is 128 bytes, aligned to 64; the arrays have the lengths that rank 4 takes.
+            // SAFETY: the map is 128 bytes, aligned to 64; the arrays have the lengths that rank 4 requires.
             let code = unsafe {
                 (cuda.encode_tensor_map)(
                     (&raw mut map).cast(),

@@ -17,7 +17,7 @@ use qkv::{Mask, Place};
 /// Shared memory of a Hopper multiprocessor, and what the driver reserves per block, in bytes.
 const MULTIPROCESSOR_SHARED: usize = 233_472;
 const RESERVED_SHARED: usize = 1024;
-/// Keys of a TMA box.
+/// Keys per TMA box.
 const TMA_ROWS: usize = 64;
 
 /// The kernels of a forward pass over one query per head.
@@ -25,13 +25,13 @@ const TMA_ROWS: usize = 64;
 pub(crate) struct DecodeForward {
     kernel: Kernel,
     splits: Splits,
-    /// Query heads that one block takes.
+    /// Query heads per block.
     heads: usize,
     tma: bool,
 }
 
 impl DecodeForward {
-    /// None where a call does not fit: more than one query, f32, other widths, unaligned rows.
+    /// `None` if the call does not qualify: more than one query, f32, other widths, unaligned rows.
     pub fn new(
         call: &Call,
         tensors: &Tensors,
@@ -40,7 +40,7 @@ impl DecodeForward {
     ) -> Result<Option<DecodeForward>> {
         let Sizes { hq, hk, n, m, d, dv, .. } = call.sizes;
         let attention = &call.attention;
-        // Heads of a group share a tile: values of a key that only some of them see could carry NaN to the others.
+        // The heads of a group share a tile: values of a key that only some of them see could spread NaN to the others.
         let same_keys = tensors.bits.is_none_or(|bits| bits.shape[1] == 1) && attention.mask.lsh_buckets().is_none();
         let widths = d == dv && [64, 128, 256].contains(&d);
         if n != 1 || m == 0 || call.dtype == Dtype::F32 || !widths || !is_vectorized(call, tensors) || !same_keys {
@@ -82,8 +82,8 @@ impl DecodeForward {
         self.splits.merge(call, &params, true, stream)
     }
 
-    /// Persistent blocks, as many as the device holds at once, each with one split after the other. They read nothing
-    /// before the launch before has ended, and wait for that by themselves.
+    /// Launches persistent blocks, as many as fit on the device at once, each of which processes one split after
+    /// another. They themselves wait for the preceding launch, and read nothing before it has ended.
     fn launch_tma(
         &self,
         call: &Call,
@@ -97,7 +97,7 @@ impl DecodeForward {
         let blocks = work.min(per_multiprocessor * call.driver.device().processors as usize) as u32;
         let arguments: [*const u8; 3] =
             [(&raw const *params).cast(), (&raw const maps[0]).cast(), (&raw const maps[1]).cast()];
-        // SAFETY: the kernel takes these; the pointers in them are what the callers of `Plan`'s passes promise.
+        // SAFETY: these are the kernel's parameters; the pointers in them are valid by the contract of `Plan`'s passes.
         call.describe(unsafe { call.driver.launch_dependent(&self.kernel, [blocks, 1], stream, &arguments) })
     }
 }
@@ -110,7 +110,7 @@ fn is_tma_addressable(tensors: &Tensors) -> bool {
     tensors.k.is_tma_addressable() && tensors.v.is_tma_addressable()
 }
 
-/// Whether the query sees every key, or the first of them, scores are scaled products, and only the output is computed.
+/// Whether the query sees all keys or a prefix of them, scores are scaled products, and only the output is computed.
 fn sees_first_keys(call: &Call, tensors: &Tensors) -> bool {
     let attention = &call.attention;
     let dropout = attention.dropout.is_some_and(|dropout| dropout.threshold() > 0);

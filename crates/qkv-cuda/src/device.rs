@@ -1,4 +1,4 @@
-//! What a GPU is, as `qkv doctor` prints it and as plans are made for it, and the streams that work is put on.
+//! The properties of a GPU, as `qkv doctor` prints them and plans use them, and the streams that work is enqueued on.
 
 /// An NVIDIA GPU.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]

@@ -1,5 +1,6 @@
-//! The interface between plans and what executes kernels: memory, modules and launches. Two implementations: NVIDIA's
-//! driver ([`cuda_driver`](crate::cuda_driver)) and an emulation on the CPU ([`emulated`](crate::emulated)) for tests.
+//! The interface between plans and whatever executes kernels: memory, modules and launches. It has two implementations:
+//! NVIDIA's driver ([`cuda_driver`](crate::cuda_driver)) and an emulation on the CPU ([`emulated`](crate::emulated))
+//! for tests.
 
 use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
@@ -17,7 +18,7 @@ pub(crate) struct Source {
     pub cache_prefix: &'static str,
     /// CUDA C++, headers included.
     pub text: String,
-    /// Compiler options, the architecture excepted.
+    /// Compiler options, except the architecture.
     pub options: Vec<String>,
     /// The entry points.
     pub kernels: &'static [&'static str],
@@ -40,10 +41,10 @@ pub(crate) trait Module: Send + Sync + Debug + Any {
     fn any(&self) -> &dyn Any;
 }
 
-/// The most bytes of a copy that is taken later.
+/// The largest deferred copy, in bytes.
 pub(crate) const LATER_BYTES: usize = 64;
 
-/// Refuses to copy more than [`LATER_BYTES`] later.
+/// Rejects a deferred copy of more than [`LATER_BYTES`].
 pub(crate) fn check_later(bytes: usize) -> Result<()> {
     if bytes > LATER_BYTES {
         return Err(Error::memory("copy", "of more bytes than a slot has"));
@@ -51,9 +52,9 @@ pub(crate) fn check_later(bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Bytes on their way to the host.
+/// Bytes in flight to the host.
 pub(crate) trait PendingCopy: Send + Sync + Debug {
-    /// Waits for them, and not for what was put on the stream after them.
+    /// Waits for them, but not for work enqueued after them.
     fn take(self: Box<Self>) -> Result<Vec<u8>>;
 }
 
@@ -66,27 +67,27 @@ pub(crate) trait Driver: Send + Sync + Debug {
     fn free(&self, ptr: u64);
     /// Copies to the device; `from` may be reused when this returns.
     fn write(&self, to: u64, from: &[u8], stream: Stream) -> Result<()>;
-    /// Copies to the host, after everything on the stream.
+    /// Copies to the host, after all work on the stream.
     fn read(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<()>;
-    /// Begins a copy of at most [`LATER_BYTES`] to the host, after what is on the stream now.
+    /// Begins a copy of at most [`LATER_BYTES`] to the host, after the work now on the stream.
     fn read_later(&self, from: u64, bytes: usize, stream: Stream) -> Result<Box<dyn PendingCopy>>;
     /// Copies within the device.
     fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn zero(&self, ptr: u64, bytes: usize, stream: Stream) -> Result<()>;
     fn wait(&self, stream: Stream) -> Result<()>;
-    /// A stream in order with the default one, for the life of the process.
+    /// A stream ordered with the default one, for the life of the process.
     fn new_stream(&self) -> Result<Stream>;
-    /// A stream that is recorded and never runs, for the life of the process. It is in no order with the default one,
-    /// whose work would otherwise be refused while it is recorded.
+    /// A stream that only records and never runs, for the life of the process. It is not ordered with the default
+    /// stream, whose work would otherwise be rejected during a recording.
     fn new_recording_stream(&self) -> Result<Stream>;
-    /// Records what is put on the stream from now on, instead of running it; `false` where that is not possible.
+    /// Records work enqueued on the stream from now on instead of running it; `false` if that is not possible.
     fn begin_capture(&self, stream: Stream) -> Result<bool>;
-    /// What was recorded, as a graph.
+    /// Ends the recording and makes a graph of it.
     fn end_capture(&self, stream: Stream) -> Result<usize>;
-    /// Puts a graph on the stream.
+    /// Enqueues a graph on the stream.
     fn launch_graph(&self, graph: usize, stream: Stream) -> Result<()>;
     fn free_graph(&self, graph: usize);
-    /// Whether what is put on the stream is recorded into a CUDA graph.
+    /// Whether the stream is being recorded into a CUDA graph.
     fn is_capturing(&self, stream: Stream) -> Result<bool>;
     /// The module of this name: compiled and loaded on first use.
     fn module(&self, source: &Source) -> Result<Arc<dyn Module>>;
@@ -96,12 +97,12 @@ pub(crate) trait Driver: Send + Sync + Debug {
     /// Launches a kernel with these arguments, each by its address.
     ///
     /// # Safety
-    /// The arguments have the kernel's parameter types, and every pointer in them is to device memory as large as the
-    /// kernel reads or writes.
+    /// The arguments have the kernel's parameter types, and every pointer in them is to device memory large enough for
+    /// what the kernel reads or writes.
     unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 2], stream: Stream, arguments: &[*const u8]) -> Result<()>;
     /// Programmatic dependent launch: blocks may start while the previous launch on the stream still runs. The kernel
-    /// waits by itself (`griddepcontrol.wait`) before it reads results of that launch. Without hardware support this is
-    /// an ordinary launch.
+    /// itself waits (`griddepcontrol.wait`) before it reads results of that launch. Without hardware support this is an
+    /// ordinary launch.
     ///
     /// # Safety
     /// As for [`launch`](Driver::launch).
@@ -120,8 +121,8 @@ pub(crate) trait Driver: Send + Sync + Debug {
     /// # Safety
     /// Every pointer is to device memory as large as the sizes say.
     unsafe fn matmul(&self, call: &Matmul, stream: Stream) -> Result<()>;
-    /// A TMA descriptor of a 4-D tensor of 16-bit elements: dimensions from the innermost, strides in bytes of all but
-    /// the innermost, and boxes of `rows` × 64 elements.
+    /// A TMA descriptor of a 4-D tensor of 16-bit elements: dimensions innermost first, strides in bytes of all but the
+    /// innermost, and boxes of `rows` × 64 elements.
     fn tensor_map(&self, ptr: u64, bf16: bool, dims: [u64; 4], strides: [u64; 3], rows: u32) -> Result<TensorMap>;
     /// Milliseconds that work on a stream takes, measured by events on the device.
     fn timed(&self, stream: Stream, work: &mut dyn FnMut() -> Result<()>) -> Result<f64>;

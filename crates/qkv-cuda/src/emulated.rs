@@ -61,7 +61,7 @@ impl Module for Loaded {
     }
 }
 
-/// What was read when the copy began: nothing is pending on a CPU.
+/// The bytes read when the copy began: on a CPU nothing is pending.
 #[derive(Debug)]
 struct Copied(Vec<u8>);
 
@@ -100,7 +100,7 @@ impl EmulatedDriver {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs work, or keeps it where the stream is recorded.
+    /// Runs work, or records it if the stream is being recorded.
     fn put(&self, stream: Stream, work: Work) -> Result<()> {
         if let Some(open) = self.recorded().open.get_mut(&stream.0) {
             open.push(work);
@@ -109,7 +109,7 @@ impl EmulatedDriver {
         self.run(&work)
     }
 
-    /// Work that waits for a stream is refused while it is recorded, as CUDA does.
+    /// Rejects work that waits for a stream while the stream is being recorded, as CUDA does.
     fn must_run(&self, stream: Stream) -> Result<()> {
         match self.recorded().open.contains_key(&stream.0) {
             true => Err(Error::memory("copy", "to the host or from it cannot be recorded")),
@@ -118,7 +118,7 @@ impl EmulatedDriver {
     }
 
     fn run(&self, work: &Work) -> Result<()> {
-        // SAFETY: whoever put it there promised that device memory, which is host memory here, is as large.
+        // SAFETY: whoever enqueued it promised that device memory, which is host memory here, is as large.
         unsafe {
             match work {
                 Work::Launch { kernel, grid, arguments } => {
@@ -154,7 +154,7 @@ impl EmulatedDriver {
         if found == 1 { Ok(()) } else { Err(failed(kernel, "no such kernel")) }
     }
 
-    /// Copies of a kernel's arguments, aligned as any type needs.
+    /// Copies of a kernel's arguments, aligned for any type.
     ///
     /// # Safety
     /// As for [`Driver::launch`].
@@ -179,8 +179,8 @@ impl EmulatedDriver {
         Ok(arguments.iter().zip(&sizes).map(copy).collect())
     }
 
-    /// Compiles a program, or takes what was compiled before of the same text: `QKV_EMULATED` names a folder that the
-    /// binaries of the tests share.
+    /// Compiles a program, or reuses what was compiled earlier from the same text: `QKV_EMULATED` names a folder that
+    /// the test binaries share.
     fn compile(&self, source: &Source) -> Result<Arc<Loaded>> {
         let failed =
             |log: String| Error::Compile { program: source.name.clone(), architecture: "this CPU".into(), log };
@@ -207,7 +207,7 @@ impl EmulatedDriver {
         if only_one.is_none() || !library.exists() {
             fs::create_dir_all(&folder).map_err(io)?;
             fs::write(&file, text).map_err(io)?;
-            // Under its name only once it is whole.
+            // It gets its final name only once it is complete.
             let unfinished = library.with_extension("part");
             let mut command = Command::new(&self.compiler);
             let out = command.args(arguments).arg("-o").arg(&unfinished).arg(&file).output().map_err(io)?;
@@ -218,7 +218,7 @@ impl EmulatedDriver {
             fs::rename(unfinished, &library).map_err(io)?;
         }
         drop(only_one);
-        // SAFETY: it was built from our source, and has no initializers but of its own statics.
+        // SAFETY: it was built from our source, and its only initializers are those of its own statics.
         let library = unsafe { Library::new(&library) }.map_err(|error| failed(error.to_string()))?;
         let _ = fs::remove_dir_all(&folder);
         Ok(Arc::new(Loaded(library, Mutex::new(()))))
@@ -251,7 +251,7 @@ impl Driver for EmulatedDriver {
         if ptr == 0 {
             return Err(refused());
         }
-        // As NaN, so that a kernel that relies on zeros fails.
+        // Filled with NaN, so that a kernel that relies on zeros fails.
         // SAFETY: it was just allocated with this size.
         unsafe { slice::from_raw_parts_mut(ptr as *mut u8, layout.size()) }.fill(0xff);
         self.allocated().insert(ptr, layout);
@@ -370,7 +370,7 @@ impl Driver for EmulatedDriver {
     }
 
     unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 2], stream: Stream, arguments: &[*const u8]) -> Result<()> {
-        // What a real device refuses is refused here, too.
+        // A real device rejects this, too.
         assert!(arguments.len() <= MAX_ARGUMENTS, "`{}` takes {} arguments", kernel.name, arguments.len());
         if !self.is_capturing(stream)? {
             // SAFETY: as the caller promises.

@@ -50,7 +50,7 @@ pub enum Error {
         .bytes >> 20, .used >> 20, .total >> 20
     )]
     OutOfMemory {
-        /// What was asked for.
+        /// The requested bytes.
         bytes: usize,
         /// What it is for.
         purpose: String,
@@ -83,10 +83,10 @@ pub enum Error {
         /// The driver's message.
         message: String,
     },
-    /// A choice that only the CPU supports.
+    /// A feature that only the CPU supports.
     #[error("{what} runs only on the CPU: {instead}")]
     CpuOnly {
-        /// The choice.
+        /// The feature.
         what: String,
         /// What to call instead.
         instead: &'static str,
@@ -94,7 +94,7 @@ pub enum Error {
     /// Device memory is too small, or has a layout the kernels cannot read.
     #[error("`{tensor}` on the device {problem}")]
     Memory {
-        /// Its name.
+        /// The tensor's name.
         tensor: &'static str,
         /// What is wrong with it.
         problem: String,

@@ -20,7 +20,7 @@ const TABLE_PARTS: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Tiled {
     kernel: Kernel,
-    /// Finds the segments of each tile, where the mask has segments.
+    /// Finds the segments of each tile, if the mask has segments.
     extents: Option<Kernel>,
     /// Rows of query tiles and of key tiles.
     tiles: (usize, usize),
@@ -119,7 +119,7 @@ impl Splits {
         }
     }
 
-    /// Merges the splits, if there are several. `dependent`: the launch before lets this one start early.
+    /// Merges the splits, if there are several. `dependent`: the preceding launch lets this one start early.
     pub fn merge(&self, call: &Call, params: &GeneralParams, dependent: bool, stream: Stream) -> Result<()> {
         let grid = [call.sizes.rows(), 1];
         match self.count {
@@ -141,7 +141,7 @@ pub(crate) struct Recompute {
     pub keys: u64,
 }
 
-/// Blocks for a grid of tiles: one each, or a few that look for marks, of which there are usually none.
+/// Blocks for a grid of tiles: one per tile, or a few that scan for marks, of which there are usually none.
 fn blocks(call: &Call, params: &GeneralParams, tiles: usize) -> usize {
     if params.recompute_any == 0 { tiles } else { tiles.min(2 * call.driver.device().processors as usize) }
 }
@@ -169,7 +169,7 @@ impl GeneralForward {
         }
     }
 
-    /// All rows, or those of marked tiles.
+    /// Computes all rows, or those of marked tiles.
     pub fn launch(
         &self,
         call: &Call,
@@ -205,7 +205,7 @@ pub(crate) fn forward_params(call: &Call, tensors: &Tensors, out: &Outputs) -> R
     Ok(params)
 }
 
-/// The parameters of a backward pass to the gradients of queries, keys and values.
+/// The parameters of a backward pass that computes the gradients of queries, keys and values.
 pub(crate) fn backward_params(
     call: &Call,
     tensors: &Tensors,
@@ -223,25 +223,25 @@ pub(crate) fn backward_params(
     Ok(params)
 }
 
-/// What of the backward pass the general kernels compute.
+/// Which part of the backward pass the general kernels compute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scope {
     /// All gradients.
     All,
-    /// After Hopper's kernels: what these marked, and the gradient of the bias tensor.
+    /// After Hopper's kernels: the tiles they marked, and the gradient of the bias tensor.
     AfterHopper(Option<Recompute>),
 }
 
 /// The backward pass. Two kernels recompute the scores: one for dQ, by tiles of queries, and one for dK and dV, by
-/// tiles of keys, so that every sum has one order and needs no atomics. Gradients of bias and table recompute them
-/// again.
+/// tiles of keys, so that every sum has a fixed order and needs no atomics. The gradients of bias and table recompute
+/// the scores again.
 #[derive(Clone, Debug)]
 pub(crate) struct GeneralBackward {
     delta: Kernel,
     /// Rows of a block of `delta`.
     delta_rows: usize,
     queries: Tiled,
-    /// dK and dV in one kernel, or in two where the registers do not hold both.
+    /// dK and dV in one kernel, or in two if the registers cannot hold both.
     keys: Vec<Tiled>,
     bias: Option<Tiled>,
     table: Option<(Tiled, Kernel)>,
@@ -255,7 +255,7 @@ struct BackwardRegions {
     delta: Region,
     scale_rows: Region,
     sink_rows: Region,
-    /// For the smallest tiles of all kernels, which use it in turn.
+    /// Sized for the smallest tiles of all kernels, which use it in turn.
     extents: Option<ExtentRegions>,
     table_parts: Region,
 }

@@ -21,8 +21,8 @@ impl From<Strided> for Tensor {
 }
 
 parameter_block! {
-    /// One step of a mask program, in postfix order: `qkv::engine::Step` with an address. The opcode gives `size`, `x`,
-    /// `y`, `data` and `count` their meaning.
+    /// One step of a mask program, in postfix order: `qkv::engine::Step` with an address. The opcode determines the
+    /// meaning of `size`, `x`, `y`, `data` and `count`.
     struct MaskOp {
         code: i32 = "int" ["code"];
         size: i32 = "int" ["size"];
@@ -89,7 +89,7 @@ parameter_block! {
         buckets_k: u64 = "const int*" ["buckets_k"];
         /// smallest and largest segment of each query tile, [B, tiles, 2]
         extents_q: u64 = "int*" ["extents_q"];
-        /// the same of each key tile
+        /// the same for each key tile
         extents_k: u64 = "int*" ["extents_k"];
         /// [B, H, N]
         lse: u64 = "float*" ["lse"];
@@ -115,7 +115,7 @@ parameter_block! {
         table_parts: u64 = "float*" ["table_parts"];
         /// weights, pooled weights, tile verdicts or converted sinks
         result: u64 = "float*" ["result"];
-        /// weights pooled over rows, [height, cols]; or the tiles whose bits are filled
+        /// weights pooled over rows, [height, cols]; or the tiles whose bits are to be filled
         pooled_columns: u64 = "float*" ["pooled_columns"];
         /// null, or whether any tile is marked for recomputation
         recompute_any: u64 = "const u32*" ["recompute_any"];
@@ -162,13 +162,13 @@ parameter_block! {
         width: i32 = "int" ["width"];
         /// 0: the largest weight of a cell, 1: the mean
         pool: i32 = "int" ["pool"];
-        /// weights a cell of the pooled result covers; 0: cells share them evenly
+        /// weights covered by a cell of the pooled result; 0: divided evenly among cells
         cell_rows: i32 = "int" ["cell_rows"];
         cell_cols: i32 = "int" ["cell_cols"];
         table_part_count: i32 = "int" ["table_part_count"];
-        /// bits of q, k, v, out, d_out, d_q, d_k, d_v: rows can be read or written 16 bytes at a time
+        /// a bit for each of q, k, v, out, d_out, d_q, d_k, d_v: rows can be accessed 16 bytes at a time
         vectorized: i32 = "int" ["vectorized"];
-        /// keys that a query sees before its position and after it; for short sequences alone
+        /// keys that a query sees before and after its position; only for short sequences
         band: [i32; 2] = "int" ["band_left", "band_right"];
         mask_ops: i32 = "int" ["mask_ops"];
         /// scores are scaled products: no cap, no bias

@@ -1,4 +1,4 @@
-//! What this machine has for the crate, as `qkv doctor` prints it: GPUs, driver, compiler and kernel cache.
+//! What this machine offers the crate, as `qkv doctor` prints it: GPUs, driver, compiler and kernel cache.
 
 use crate::cache::Cache;
 use crate::cuda_driver::CudaDriver;
@@ -7,7 +7,7 @@ use crate::driver::Driver;
 use crate::nvrtc::Compiler;
 use serde::Serialize;
 
-/// What there is and what is missing.
+/// What is available and what is missing.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Health {

@@ -1,6 +1,6 @@
-//! Hopper's own kernels (`wgmma`, TMA, warp specialization): which calls they take, their workspace, and their
-//! launches. `kernels/hopper/INTERFACE.md` describes the parameters, tensor maps and grids. Calls that do not fit run
-//! in the [`general`](crate::general) kernels, as do tiles that a mask makes non-finite here.
+//! Hopper's own kernels (`wgmma`, TMA, warp specialization): which calls they support, their workspace, and their
+//! launches. `kernels/hopper/INTERFACE.md` describes the parameters, tensor maps and grids. Calls that do not qualify
+//! run in the [`general`](crate::general) kernels, as do tiles that a mask makes non-finite here.
 
 #[cfg(test)]
 mod dq_tests;
@@ -28,7 +28,7 @@ use overlapped_prep::{PREP_BLOCKS, prepared_heads};
 use regions::{BackwardRegions, CommonRegions};
 use std::sync::Arc;
 
-/// What a plan asks of these kernels.
+/// What a plan requests of these kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HopperOptions {
     pub backward: bool,
@@ -36,14 +36,14 @@ pub(crate) struct HopperOptions {
     pub any_order: bool,
 }
 
-/// Heads whose tiles are scheduled side by side with segments: forward, backward.
+/// Heads whose tiles are scheduled side by side when there are segments: forward, backward.
 const HEADS_PER_SECTION: [usize; 2] = [16, 8];
 /// L2 that a section may fill, in bytes.
 const SECTION_BYTES: usize = 32 << 20;
-/// Rows of a TMA box by which results are stored.
+/// Rows per TMA box when results are stored.
 const STORE_ROWS: usize = 16;
 
-/// A module, with the sizes that it reports.
+/// A loaded module and the sizes that it reports.
 #[derive(Debug)]
 struct MainKernel {
     module: Arc<dyn Module>,
@@ -51,7 +51,8 @@ struct MainKernel {
     /// kBlockM and kBlockN.
     block_m: usize,
     block_n: usize,
-    /// Whether preprocessing has to find the largest keys and values; threads and shared memory of `overlapped_prep`.
+    /// Whether preprocessing has to find the largest keys and values; then threads and shared memory of
+    /// `overlapped_prep`.
     needs_absmax: bool,
     prep_threads: u32,
     prep_shared: u32,
@@ -90,21 +91,21 @@ impl MainKernel {
 #[derive(Debug)]
 struct Forward {
     main: MainKernel,
-    /// The range of keys that each query's segment gives it.
+    /// Finds the range of keys that each query sees in its segment.
     ranges: Option<Kernel>,
     list: Option<TileList>,
     regions: CommonRegions,
-    /// For tiles that are marked; none without a mask.
+    /// For marked tiles; `None` without a mask.
     general: Option<GeneralForward>,
 }
 
 #[derive(Debug)]
 struct Backward {
     main: MainKernel,
-    /// The range of queries that see each key.
+    /// Finds the range of queries that see each key.
     ranges: Option<Kernel>,
     list: Option<TileList>,
-    /// Largest |k| and |v|, where dq is summed in fixed point.
+    /// Finds the largest |k| and |v|, if dq is summed in fixed point.
     absmax: Option<Kernel>,
     preprocess: Kernel,
     overlapped_prep: Kernel,
@@ -128,7 +129,7 @@ pub(crate) struct Hopper {
 }
 
 impl Hopper {
-    /// None where the device or the call does not fit.
+    /// `None` if the device or the call does not qualify.
     pub fn new(
         call: &Call,
         tensors: &Tensors,
@@ -243,7 +244,7 @@ impl Hopper {
         let mut params = self.params(call, tensors, out)?;
         let [q, k, v] = self.begin(call, tensors, regions, &mut params, base, stream)?;
         if self.mask.segments {
-            // Whatever order the tiles come in, a few of them read a key at a time.
+            // Whatever the order of the tiles, only a few of them read the same key at a time.
             params.heads_per_section = hq.min((hq / hk).max(HEADS_PER_SECTION[0])) as i32;
         } else if self.mask.band || self.mask.tile_list {
             let pairs = heads_in_l2(m, d + dv) * (hq / hk);
@@ -261,7 +262,7 @@ impl Hopper {
         ];
         let work = b * hq * list.as_ref().map_or(n.div_ceil(main.block_m), |list| list.row_count);
         let blocks = work.min(call.driver.device().processors as usize) as u32;
-        // SAFETY: the kernel takes these; the pointers in them are what the callers of `Plan`'s passes promise.
+        // SAFETY: these are the kernel's parameters; the pointers in them are valid by the contract of `Plan`'s passes.
         call.describe(unsafe { call.driver.launch(&main.kernel, [blocks, 1], stream, &arguments(&params, &maps)) })?;
         match general {
             Some(general) => general.launch(call, tensors, out, self.recompute(&params), base, stream),
@@ -318,12 +319,12 @@ impl Hopper {
         let [q, k, v] = self.begin(call, tensors, &backward.common, &mut params, base, stream)?;
         set_list(list.as_ref(), &mut params);
         if list.is_some() {
-            // Long rows of as many heads as L2 holds come before the short ones.
+            // The long rows of as many heads as L2 holds come before the short ones.
             params.heads_per_section = heads_in_l2(n, d + dv).clamp(1, b * hk) as i32;
         }
         if let Some(kernel) = ranges {
             params.heads_per_section = hk.min(HEADS_PER_SECTION[1]) as i32;
-            // The last quarter of the order, the short tiles of all heads, fills the blocks evenly at the end.
+            // The last quarter of the order, the short tiles of all heads, balances the load of the blocks at the end.
             params.lpt_order = (b * m.div_ceil(main.block_n) / 4) as i32;
             launch_ranges(call, kernel, m, &params, stream)?;
         }
@@ -367,7 +368,7 @@ impl Hopper {
         };
         let alone: [*const u8; 1] = [(&raw const params).cast()];
         let blocks = (b * hk * tiles).min(call.driver.device().processors as usize) as u32;
-        // SAFETY: the kernels take these; the pointers in them are what the callers of `Plan`'s passes promise.
+        // SAFETY: these are the kernels' parameters; the pointers in them are valid by the contract of `Plan`'s passes.
         unsafe {
             let launch = |kernel: &Kernel, blocks: usize, arguments: &[*const u8], dependent: bool| {
                 let grid = [blocks as u32, 1];
@@ -409,7 +410,7 @@ impl Hopper {
     ) -> usize {
         let Sizes { b, hk, n, m, .. } = call.sizes;
         let Backward { main, ranges, list, .. } = backward;
-        // With segments and with long rows of a list, many heads are worked on at once; where most pairs are visible,
+        // With segments, or with long rows of a list, many heads are in progress at once; if most pairs are visible,
         // there is nothing to gain.
         let window = (self.mask.left + self.mask.right + 1) as usize;
         let narrow = self.mask.band && 2 * window < m;
@@ -457,7 +458,7 @@ impl Hopper {
         })
     }
 
-    /// Zeros the counters, converts the sinks to f32, and returns q, k and v as TMA can address them.
+    /// Zeros the counters, converts the sinks to f32, and returns q, k and v in a form that TMA can address.
     fn begin(
         &self,
         call: &Call,
@@ -483,7 +484,7 @@ impl Hopper {
         ])
     }
 
-    /// The tensor itself where TMA can address it; otherwise a copy at `to`, with padded rows.
+    /// The tensor itself if TMA can address it; otherwise a copy at `to`, with padded rows.
     fn tma_addressable(&self, call: &Call, tensor: Strided, to: u64, stream: Stream) -> Result<Strided> {
         if tensor.is_tma_addressable() {
             return Ok(tensor);
@@ -531,7 +532,7 @@ fn defines(call: &Call, tensors: &Tensors, mask: &MaskClass, head_dim: usize) ->
 /// Computes the ranges of `rows` rows per sequence.
 fn launch_ranges(call: &Call, kernel: &Kernel, rows: usize, params: &HopperParams, stream: Stream) -> Result<()> {
     let grid = [(rows.div_ceil(256) * call.sizes.b) as u32, 1];
-    // SAFETY: the regions of ranges, extents and order are sized for as many rows.
+    // SAFETY: the regions of ranges, extents and order are sized for this many rows.
     call.describe(unsafe { call.driver.launch(kernel, grid, stream, &[(&raw const *params).cast()]) })
 }
 
@@ -541,13 +542,14 @@ fn arguments(params: &HopperParams, maps: &[TensorMap]) -> Vec<*const u8> {
     [(&raw const *params).cast()].into_iter().chain(maps).collect()
 }
 
-/// How many heads fit in L2, with `rows` rows of two tensors of these widths together: a power of two, or 0.
+/// How many heads fit in L2, each with `rows` rows of two tensors whose widths add up to `widths`: a power of two, or
+/// 0.
 fn heads_in_l2(rows: usize, widths: usize) -> usize {
     let heads = SECTION_BYTES / (rows * widths * 2).max(1);
     if heads == 0 { 0 } else { 1 << heads.ilog2() }
 }
 
-/// The tile list, shared by all heads and sequences.
+/// Sets the tile list, which all heads and sequences share.
 fn set_list(list: Option<&TileList>, params: &mut HopperParams) {
     if let Some(TileList { rows, entries, bits, row_count, long_rows, .. }) = list {
         (params.list_rows, params.list_entries, params.list_bits) = (rows.ptr(), entries.ptr(), bits.ptr());
@@ -555,7 +557,8 @@ fn set_list(list: Option<&TileList>, params: &mut HopperParams) {
     }
 }
 
-/// The map by which TMA stores a result. Where it cannot, an empty map: the kernel then stores element by element.
+/// The tensor map with which TMA stores a result. If it cannot, the map is empty, and the kernel stores element by
+/// element.
 fn result_map(call: &Call, result: &Strided, bit: u32, params: &mut HopperParams) -> Result<TensorMap> {
     if !result.is_tma_addressable() || !result.shape[3].is_multiple_of(8) {
         return Ok(TensorMap([0; 16]));

@@ -1,5 +1,5 @@
-//! The parameter block of Hopper's kernels, passed by value. `kernels/hopper/INTERFACE.md` says what each kernel reads
-//! of it; members of features that are off are not read.
+//! The parameter block of Hopper's kernels, passed by value. `kernels/hopper/INTERFACE.md` lists what each kernel
+//! reads; members of disabled features are not read.
 
 use crate::kernel_abi::parameter_block;
 
@@ -37,13 +37,13 @@ parameter_block! {
         segments_q: u64 = "const int*" ["segments_q"];
         /// [batch, m]
         segments_k: u64 = "const int*" ["segments_k"];
-        /// tile list: first entry, count, tile, split
+        /// rows of the tile list: first entry, count, tile, split
         list_rows: u64 = "const uint4*" ["list_rows"];
-        /// tile list: tile with flags, index of bits, 0, 0
+        /// entries of the tile list: tile with flags, index of bits, 0, 0
         list_entries: u64 = "const uint4*" ["list_entries"];
-        /// tile list: bits of partial tiles
+        /// tile list: bits of the partial tiles
         list_bits: u64 = "const u32*" ["list_bits"];
-        /// rows of the tile list from one sequence to the next, 0 where all share it
+        /// rows of the tile list from one sequence to the next, 0 if all share them
         list_stride_b: i32 = "int" ["list_stride_b"];
         list_stride_h: i32 = "int" ["list_stride_h"];
         bias: u64 = "const void*" ["bias"];
@@ -52,7 +52,7 @@ parameter_block! {
         alibi: u64 = "const float*" ["alibi"];
         /// [heads_q]
         sinks: u64 = "const float*" ["sinks"];
-        /// two words, zero before the launch and left zero
+        /// two words, zero before and after the launch
         scheduler_counter: u64 = "u32*" ["scheduler_counter"];
         d_out: u64 = "const u16*" ["d_out"];
         d_out_strides: [i64; 3] = "i64" ["d_out_b", "d_out_h", "d_out_i"];
@@ -100,7 +100,7 @@ parameter_block! {
         progress: u64 = "u32*" ["progress"];
         /// STORE_* bits: results with a valid tensor map
         tma_stores: u32 = "u32" ["tma_stores"];
-        /// rows of the tile list, for each sequence and head
+        /// number of rows in the tile list, per sequence and head
         list_row_count: u32 = "int" ["list_row_count"];
         /// partial results of split rows, [slots, batch · heads, …]
         split_results: u64 = "float*" ["split_results"];

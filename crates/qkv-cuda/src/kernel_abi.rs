@@ -1,7 +1,7 @@
-//! What host and kernels share: constants and the layout of parameter blocks, each written once, in Rust. The C++ side
-//! is generated from it and prefixed to every program, with a `static_assert` on the size of a block and on the offset
-//! of each member. `kernels/generated/` holds a copy of the generated text for readers and for the scripts in
-//! `kernels/dev/`; a test keeps it equal (`QKV_BLESS=1 cargo test -p qkv-cuda` rewrites it).
+//! What host and kernels share: constants and the layout of parameter blocks, each defined once, in Rust. The C++ side
+//! is generated from these definitions and prepended to every program, with a `static_assert` on the size of each block
+//! and the offset of each member. `kernels/generated/` holds a copy of the generated text for readers and for the
+//! scripts in `kernels/dev/`; a test keeps it up to date (`QKV_BLESS=1 cargo test -p qkv-cuda` rewrites it).
 
 use std::fmt::Write as _;
 
@@ -33,8 +33,8 @@ fn literal(value: i64, ty: &str) -> String {
 }
 
 constants! {
-    /// Keys of one split, where the keys of a few queries are shared among blocks (Flash-Decoding). It must not depend
-    /// on the device or the batch: the order in which a row is summed depends on it.
+    /// Keys per split when the keys of a few queries are divided among blocks (Flash-Decoding). It must not depend on
+    /// the device or the batch, because it determines the order in which a row is summed.
     SPLIT_KEYS: usize = 512;
     /// Rows of the tiles that Hopper's kernels mark for recomputation by the general kernels.
     RECOMPUTE_ROWS: usize = 64;
@@ -45,18 +45,19 @@ constants! {
     STORE_DK: u32 = 2;
     STORE_DV: u32 = 4;
     STORE_DQ: u32 = 8;
-    /// Entry of a tile list, first word: the tile is masked in part. Its bits are at the index in the second word.
+    /// Tile list entry, first word: the tile is partially masked; the second word is the index of its bits.
     PARTIAL_TILE: u32 = 1 << 31;
-    /// Entry of a tile list, first word, shifted by the warpgroup: its 64 rows have no pair in a partial tile.
+    /// Tile list entry, first word, shifted by the warpgroup: its 64 rows have no visible pair in the partial tile.
     EMPTY_GROUP: u32 = 1 << 28;
-    /// Entry of a tile list, second word: the tile is full and has no bits.
+    /// Tile list entry, second word: the tile is full and has no bits.
     NO_BITS: u32 = u32::MAX;
-    /// Row of a tile list, fourth word: where the index of a split and the count of a row's splits begin.
+    /// Tile list row, fourth word: bit positions of a split's index and of its row's number of splits.
     SPLIT_INDEX_SHIFT: u32 = 16;
     SPLIT_COUNT_SHIFT: u32 = 24;
 }
 
-/// Up to this many queries, the keys of a row are split among blocks. As [`SPLIT_KEYS`], it fixes the order of sums.
+/// Up to this many queries, the keys of a row are split among blocks. Like [`SPLIT_KEYS`], it fixes the summation
+/// order.
 pub(crate) const FEW_QUERIES: usize = 16;
 
 /// A member of a parameter block, or several of one type.
@@ -101,7 +102,7 @@ macro_rules! parameter_block {
 
         impl Default for $name {
             fn default() -> $name {
-                // SAFETY: every field is a number, a null address or an array of these: zeros are a value.
+                // SAFETY: every field is a number, a null address or an array of these, so all zeros is a valid value.
                 unsafe { std::mem::zeroed() }
             }
         }

@@ -100,7 +100,7 @@ impl Cuda {
         self.driver.device()
     }
 
-    /// Refuses a description that only the CPU computes, whatever the tensors are.
+    /// Rejects a description that only the CPU supports, whatever its tensors.
     ///
     /// ```
     /// use qkv::Attention;
@@ -112,8 +112,8 @@ impl Cuda {
         plan::check_supported(attention)
     }
 
-    /// Plans an attention over tensors in device memory: compiles its kernels, and copies what its mask needs to the
-    /// device. Of the tensors, shapes, strides and alignment matter; their content does not.
+    /// Plans an attention over tensors in device memory: compiles its kernels and copies the data of its mask to the
+    /// device. Only the shapes, strides and alignment of the tensors matter, not their contents.
     pub fn plan(
         &self,
         attention: &Attention,
@@ -132,13 +132,13 @@ impl Cuda {
         Buffer::new(&self.driver, bytes)
     }
 
-    /// Waits for everything on a stream.
+    /// Waits for all work on a stream.
     pub fn wait(&self, stream: Stream) -> Result<()> {
         self.driver.wait(stream)
     }
 
-    /// Whether what is put on a stream is recorded into a CUDA graph. Plans cannot be made for it then, and those that
-    /// were made before have to live as long as the graph.
+    /// Whether a stream is being captured into a CUDA graph. No plan can be made for it meanwhile, and those made
+    /// before have to live as long as the graph.
     pub fn is_capturing(&self, stream: Stream) -> Result<bool> {
         self.driver.is_capturing(stream)
     }

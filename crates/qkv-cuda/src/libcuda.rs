@@ -1,6 +1,6 @@
-//! NVIDIA's driver library, `libcuda`, loaded at run time: the few functions this crate calls, by their C signatures.
-//! Bound by hand rather than through a bindings crate, so that no feature of one can clash with another user of it in
-//! the same build. [`cuda_driver`](crate::cuda_driver) is the only caller.
+//! NVIDIA's driver library, `libcuda`, loaded at run time: the few functions this crate calls, with their C signatures.
+//! They are bound by hand rather than through a bindings crate, whose features could clash with those of another user
+//! of it in the same build. [`cuda_driver`](crate::cuda_driver) is the only caller.
 
 use crate::error::{Error, Result};
 use libloading::Library;
@@ -83,7 +83,7 @@ macro_rules! functions {
             fn bind(library: Library, file: &OsStr) -> Result<LibCuda> {
                 let failed = |error| failed_to_load(file, error);
                 Ok(LibCuda {
-                    // SAFETY: these are the signatures of `cuda.h`, which the driver keeps for a symbol's name.
+                    // SAFETY: these are the signatures of `cuda.h`, which the driver keeps fixed for a symbol's name.
                     $($field: *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }.map_err(failed)?,)*
                     _library: library,
                 })

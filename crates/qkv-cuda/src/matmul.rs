@@ -1,5 +1,5 @@
-//! A matrix product, as [`Driver::matmul`](crate::driver::Driver::matmul) takes it, and its definition on the host, for
-//! the emulated driver.
+//! A matrix product, as passed to [`Driver::matmul`](crate::driver::Driver::matmul), and its definition on the host,
+//! for the emulated driver.
 
 use crate::memory::Dtype;
 use half::{bf16, f16};
@@ -8,9 +8,9 @@ use half::{bf16, f16};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MatmulOperand {
     pub dtype: Dtype,
-    /// Whether the product takes its transpose.
+    /// Whether the product uses its transpose.
     pub transposed: bool,
-    /// Elements from one row to the next, of those in memory.
+    /// Elements from one row in memory to the next.
     pub stride: usize,
 }
 
@@ -20,12 +20,13 @@ pub(crate) enum Epilogue {
     None,
     /// Adds `bias [n]`.
     Bias,
-    /// Adds `bias [n]`, stores that in `before`, as long as `C`, and applies GELU (by the hyperbolic tangent).
+    /// Adds `bias [n]`, stores the sum in `before`, which is laid out like `C`, and applies GELU (its tanh
+    /// approximation).
     Gelu,
 }
 
 /// `C [m, n] = A [m, k] · B [k, n]` or, with `add`, `C = A · B + added`, accumulated in f32. `added` may be `C` itself,
-/// and has its rows; `bias` and `before` have its type.
+/// and has its row stride; `bias` and `before` have its type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matmul {
     pub sizes: [usize; 3],
@@ -51,7 +52,7 @@ pub(crate) struct MatmulPointers {
 }
 
 impl Matmul {
-    /// The definition.
+    /// Computes the product by its definition.
     ///
     /// # Safety
     /// The pointers are to host memory as large as the sizes say.

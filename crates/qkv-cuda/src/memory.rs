@@ -1,4 +1,4 @@
-//! Device memory: tensors that someone owns, described by pointer, shape and strides, and buffers of our own.
+//! Device memory: tensors owned by others, described by pointer, shape and strides, and buffers owned by this crate.
 
 use crate::device::Stream;
 use crate::driver::Driver;
@@ -45,7 +45,7 @@ impl fmt::Display for Dtype {
 }
 
 /// A 4-D tensor in device memory. Strides count elements; a stride of 0 broadcasts. It owns nothing: its creator keeps
-/// the memory alive while work that reads it is on a stream.
+/// the memory alive as long as work on a stream uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strided {
     /// The address of the first element.
@@ -113,12 +113,12 @@ pub struct Buffer {
 
 impl Buffer {
     pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Buffer> {
-        // Nothing has no address: a plan without constants makes no call to the driver.
+        // An empty buffer has no address, so that a plan without constants makes no call to the driver.
         let ptr = if bytes == 0 { 0 } else { driver.allocate(bytes)? };
         Ok(Buffer { ptr, bytes, driver: driver.clone() })
     }
 
-    /// A buffer with a copy of `data`, which has no padding.
+    /// A buffer with a copy of `data`, whose type has no padding.
     pub(crate) fn from_slice<T: Copy>(driver: &Arc<dyn Driver>, data: &[T], stream: Stream) -> Result<Buffer> {
         let buffer = Buffer::new(driver, size_of_val(data))?;
         buffer.write_unpadded(data, stream)?;
@@ -140,7 +140,7 @@ impl Buffer {
         self.write_unpadded(data, stream)
     }
 
-    /// As [`write`](Buffer::write), for types that this crate knows to have no padding.
+    /// Like [`write`](Buffer::write), for types that this crate knows to have no padding.
     pub(crate) fn write_unpadded<T: Copy>(&self, data: &[T], stream: Stream) -> Result<()> {
         let bytes = size_of_val(data);
         if bytes > self.bytes {
@@ -153,7 +153,7 @@ impl Buffer {
         self.driver.write(self.ptr, unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), bytes) }, stream)
     }
 
-    /// Copies scalars to the host, after everything on the stream.
+    /// Copies scalars to the host, after all work on the stream.
     pub fn read<T: Scalar>(&self, count: usize, stream: Stream) -> Result<Vec<T>> {
         let bytes = count.saturating_mul(size_of::<T>());
         if bytes > self.bytes {
@@ -178,7 +178,7 @@ impl Drop for Buffer {
     }
 }
 
-/// A number of which every bit pattern is a value.
+/// A number type of which every bit pattern is a valid value.
 pub trait Scalar: Copy + Default + sealed::Sealed {}
 
 mod sealed {

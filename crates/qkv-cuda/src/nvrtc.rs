@@ -25,7 +25,7 @@ pub struct Compiler {
 const NAMES: [&str; 5] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
 
 impl Compiler {
-    /// The compiler of this machine, searched once.
+    /// The compiler of this machine, searched for once.
     pub fn find() -> Result<&'static Compiler> {
         static FOUND: OnceLock<Result<Compiler>> = OnceLock::new();
         FOUND
@@ -141,7 +141,7 @@ impl Compiler {
     }
 
     /// # Safety
-    /// `handle` is a program, and the two symbols give the size and the bytes of something of it.
+    /// `handle` is a program, and the two symbols return the size and the bytes of one of its outputs.
     unsafe fn bytes(
         &self,
         handle: Handle,
@@ -149,7 +149,7 @@ impl Compiler {
         get: &[u8],
         failed: impl Fn(String) -> Error + Copy,
     ) -> Result<Vec<u8>> {
-        // SAFETY: as the caller promises; the buffer has the size that the library asked for.
+        // SAFETY: as the caller promises; the buffer has the size that the library reported.
         unsafe {
             let size = self.symbol::<unsafe extern "C" fn(Handle, *mut usize) -> c_int>(size, failed)?;
             let get = self.symbol::<unsafe extern "C" fn(Handle, *mut c_char) -> c_int>(get, failed)?;

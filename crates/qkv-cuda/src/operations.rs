@@ -1,26 +1,26 @@
-//! The operations of models on a GPU: what the tape of `qkv-nn` needs besides attention, each one launch or a few, over
-//! [`Array`]s in device memory.
+//! The operations of models on a GPU: what the tape of `qkv-nn` needs besides attention. Each is one launch or a few
+//! over [`Array`]s in device memory.
 //!
-//! Activations are bf16, or f32 where that is asked for; parameters, gradients and every sum are f32. All work is on
-//! one stream, in order, whichever thread puts it there: memory that is dropped may be taken again at once. Sums have
-//! one order, so results have the same bits from run to run.
+//! Activations are bf16, or f32 if requested; parameters, gradients and all accumulation are f32. All work runs in
+//! order on one stream, whichever thread enqueues it, so that dropped memory can be reused at once. Sums have a fixed
+//! order, so results are bit-identical from run to run.
 //!
-//! A failure (no memory, a lost device) is remembered and reported by [`Operations::check`]; until then what follows is
-//! skipped. So operations do not return errors, as work that was enqueued could not either.
+//! A failure (out of memory, a lost device) is remembered and reported by [`Operations::check`]; operations after it
+//! are skipped. Operations therefore return no errors, just as enqueued work could not.
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `array` | device memory, reused, and the arrays in it |
-//! | `launch` | arguments of a kernel and its grid |
+//! | `array` | reused device memory, and the arrays in it |
+//! | `launch` | kernel arguments and grids |
 //! | `layers` | products, activations, norms, recurrence |
 //! | `rows` | embeddings, gathers and their gradients |
-//! | `speech` | losses of spectrograms, and what guides attention |
+//! | `speech` | losses of spectrograms, and guided attention |
 //! | `training` | the loss, and the optimizer over all parameters |
-//! | `attention` | plans of attention for tensors of the tape |
+//! | `attention` | attention plans for tensors of the tape |
 //! | `additive` | additive attention of one head |
-//! | `blocks` | matrices in quantized blocks: products of few rows, rows that are widened |
-//! | `decoding` | steps of decoding whose positions the device counts |
-//! | `logits` | what a search reads of logits, and tokens drawn by them |
+//! | `blocks` | matrices in quantized blocks: products of few rows, widened rows |
+//! | `decoding` | decoding steps whose positions the device counts |
+//! | `logits` | the logits that a search reads, and tokens drawn from logits |
 //! | `graph` | recorded work that runs as one launch |
 //! | `recorder` | which thread records |
 //! | `images` | windows of convolutions, pooling, group normalization |
@@ -77,18 +77,18 @@ pub struct Operations {
 struct Shared {
     cuda: Cuda,
     stream: Stream,
-    /// Of activations.
+    /// The type of activations.
     dtype: Dtype,
     kernels: HashMap<&'static str, Kernel>,
-    /// Those that few models need, compiled on first use.
+    /// Kernels that few models need, compiled on first use.
     block_kernels: OnceLock<Result<HashMap<&'static str, Kernel>>>,
     memory: Arc<DeviceMemory>,
     failed: OnceLock<Error>,
-    /// By the bits of their elements.
+    /// Keyed by the bits of their elements.
     constants: Mutex<HashMap<Vec<u32>, Array>>,
     plans: Mutex<Plans>,
     bytes_read: AtomicU64,
-    /// Counters of blocks, zero between launches.
+    /// Counters of arrived blocks, zero between launches.
     arrived: OnceLock<Array>,
     recorder: Recorder,
 }
@@ -99,7 +99,7 @@ impl fmt::Debug for Operations {
     }
 }
 
-/// Plans of attention that are kept.
+/// The most attention plans kept.
 const MAX_PLANS: usize = 256;
 
 impl Cuda {
@@ -144,7 +144,7 @@ impl Operations {
         self.shared.cuda.device()
     }
 
-    /// Whether two are one: on the same device, with the same memory.
+    /// Whether the two are one: on the same device, with the same memory.
     pub fn is(&self, other: &Operations) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -165,17 +165,17 @@ impl Operations {
         self.shared.failed.get().cloned()
     }
 
-    /// Bytes of device memory: now in use by arrays, and the most so far.
+    /// Bytes of device memory in use by arrays: now, and at the peak so far.
     pub fn memory_use(&self) -> [usize; 2] {
         self.shared.memory.in_use()
     }
 
-    /// Bytes that were copied to the host so far. A copy waits for all work, so a step of training makes few.
+    /// Bytes copied to the host so far. A copy waits for all work, so a training step makes few.
     pub fn bytes_read(&self) -> u64 {
         self.shared.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Where work is put: on the stream, or where the thread that calls records.
+    /// The stream that work is enqueued on: the main one, or the recording one if the calling thread records.
     fn stream(&self) -> Stream {
         if self.shared.recorder.is_this_thread() { self.shared.recorder.stream } else { self.shared.stream }
     }
@@ -184,7 +184,7 @@ impl Operations {
         &self.shared.cuda.driver
     }
 
-    /// A kernel by its name; an error where it is compiled now and that fails.
+    /// A kernel by its name; an error if it has to be compiled now and that fails.
     fn kernel(&self, name: &str) -> Result<&Kernel> {
         let Shared { cuda, dtype, kernels, block_kernels, .. } = &*self.shared;
         if let Some(kernel) = kernels.get(name) {
@@ -194,7 +194,7 @@ impl Operations {
         found.as_ref().map(|kernels| &kernels[name]).map_err(Clone::clone)
     }
 
-    /// Remembers a failure, if it is the first.
+    /// Remembers a failure if it is the first.
     fn remember(&self, result: Result<()>) {
         if let Err(error) = result {
             let _ = self.shared.failed.set(error);

@@ -1,5 +1,5 @@
 //! A plan: the kernels that compute a description on a device for tensors of given shapes, and the workspace they need.
-//! Making a plan compiles, allocates and waits; using one only puts launches on a stream.
+//! Making a plan compiles, allocates and waits; using one only enqueues launches on a stream.
 
 use crate::call::Call;
 use crate::decode::DecodeForward;
@@ -15,7 +15,7 @@ use crate::workspace::{Layout, Workspace};
 use qkv::{Attention, Place, Score, Select};
 use std::sync::Arc;
 
-/// What a plan is for. The default is a forward pass by the fastest kernels.
+/// What a plan is for. The default is a forward pass with the fastest kernels.
 ///
 /// ```
 /// use qkv_cuda::PlanOptions;
@@ -25,13 +25,13 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanOptions {
-    /// Gradients.
+    /// Whether there is a backward pass.
     pub backward: bool,
-    /// Recomputed weights.
+    /// Whether weights can be recomputed.
     pub weights: bool,
-    /// Only the general kernels, and those that decode, for every supported GPU.
+    /// Use only kernels for every supported GPU: the general ones, and those that decode.
     pub general_only: bool,
-    /// A backward pass that may add in any order, where that is faster. Bits then differ from run to run.
+    /// Let the backward pass add in any order where that is faster. Bits then differ from run to run.
     pub any_order: bool,
 }
 
@@ -151,12 +151,12 @@ impl Plan {
         self.call.driver.device()
     }
 
-    /// Bytes of device memory that [`forward`](Plan::forward) needs beside the tensors.
+    /// Bytes of device memory that [`forward`](Plan::forward) needs besides the tensors.
     pub fn forward_workspace(&self) -> usize {
         self.forward_bytes
     }
 
-    /// Bytes of device memory that [`backward`](Plan::backward) needs beside the tensors.
+    /// Bytes of device memory that [`backward`](Plan::backward) needs besides the tensors.
     pub fn backward_workspace(&self) -> usize {
         self.backward_bytes
     }
@@ -167,11 +167,11 @@ impl Plan {
         self.call.constant_bytes() + lists
     }
 
-    /// Puts the forward pass on a stream.
+    /// Enqueues the forward pass on a stream.
     ///
     /// # Safety
-    /// Every tensor, and the workspace, is memory of this plan's device, as large as it says, that stays valid until
-    /// the work is done; outputs overlap nothing else.
+    /// Every tensor and the workspace are memory of this plan's device, as large as they say, and stay valid until the
+    /// work is done; outputs overlap nothing else.
     pub unsafe fn forward(&self, tensors: &Tensors, out: &Outputs, workspace: Workspace, stream: Stream) -> Result<()> {
         let call = &self.call;
         call.check_forward(tensors, out)?;
@@ -187,7 +187,7 @@ impl Plan {
         }
     }
 
-    /// Puts the backward pass on a stream: the gradients of everything that `into` has memory for.
+    /// Enqueues the backward pass on a stream: the gradients of everything that `into` has memory for.
     ///
     /// # Safety
     /// As for [`forward`](Plan::forward); `out` holds what the forward pass of these tensors wrote.
@@ -222,7 +222,7 @@ impl Plan {
     }
 }
 
-/// Refuses descriptions that only the CPU computes.
+/// Rejects descriptions that only the CPU supports.
 pub(crate) fn check_supported(attention: &Attention) -> Result<()> {
     match attention.score {
         Score::Dot | Score::ScaledDot => {}

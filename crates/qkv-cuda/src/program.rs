@@ -1,4 +1,4 @@
-//! The kernels as text: which files make a program, its defines and tile sizes, and the shared memory a block needs.
+//! The kernels as text: which files make up a program, its defines and tile sizes, and the shared memory a block needs.
 //! [`Driver::module`](crate::driver::Driver::module) compiles them; plans choose among them.
 
 use crate::driver::Source;
@@ -16,7 +16,7 @@ macro_rules! kernel {
     };
 }
 
-/// The header that makes C++ of a kernel, for [`emulated`](crate::emulated).
+/// The header that turns a kernel into C++, for [`emulated`](crate::emulated).
 pub(crate) const EMULATION_HEADER: &str = kernel!("emulated.h");
 
 const BACKWARD: &str = kernel!("general/backward.cu");
@@ -31,11 +31,12 @@ pub(crate) enum Kind {
     ShortForward,
     /// The same, for all three gradients.
     ShortBackward,
-    /// One query per head, keys by `cp.async`.
+    /// One query per head, keys loaded by `cp.async`.
     Decode,
-    /// The same, keys by TMA.
+    /// The same, keys loaded by TMA.
     DecodeTma,
-    /// By TMA, for a query that sees every key by scaled products: `heads` times eight query heads of a group.
+    /// By TMA, for a query that sees all keys or the first ones by scaled products: `heads` times eight query heads of
+    /// a group.
     DecodePlain {
         heads: usize,
     },
@@ -66,7 +67,7 @@ pub(crate) enum Program {
     Hopper { forward: bool, defines: Vec<(&'static str, u32)> },
 }
 
-/// Tile sizes in the order they are tried: the first whose shared memory the device has is used.
+/// Tile sizes in the order they are tried: the first that fits the device's shared memory is used.
 const TILES: [(usize, usize); 6] = [(64, 64), (64, 32), (32, 32), (32, 16), (16, 16), (16, 16)];
 
 impl Program {
@@ -98,7 +99,7 @@ impl Program {
         Program::General { kind, dtype, width, rows, cols }
     }
 
-    /// Threads per block. Hopper's modules say theirs.
+    /// Threads per block. Hopper's modules report theirs.
     pub fn threads(&self) -> u32 {
         match self {
             Program::General { kind: Kind::Decode | Kind::TileList, .. } => 128,
@@ -111,7 +112,7 @@ impl Program {
         }
     }
 
-    /// Bytes of shared memory per block. Hopper's modules say theirs.
+    /// Bytes of shared memory per block. Hopper's modules report theirs.
     pub fn shared(&self) -> u32 {
         let Program::General { kind, dtype, width, rows, cols } = *self else { return 0 };
         let size = dtype.size();
@@ -340,7 +341,7 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
     }
 }
 
-/// The operations on matrices in quantized blocks, which are compiled when a model has some.
+/// The operations on matrices in quantized blocks, which are compiled only when a model has some.
 pub(crate) fn block_operations(dtype: Dtype) -> Source {
     let files = [
         kernel!("general/element.cuh"),
@@ -362,7 +363,7 @@ pub(crate) fn block_operations(dtype: Dtype) -> Source {
 fn operation_options(dtype: Dtype) -> Vec<String> {
     vec![
         "-std=c++17".into(),
-        // NVRTC 13.0 takes generic lambdas for functions of the host otherwise.
+        // Otherwise NVRTC 13.0 takes generic lambdas for host functions.
         "-default-device".into(),
         format!("-DELEMENT={}", element(dtype)),
         format!("-DMOST_HIGHEST={MOST_HIGHEST}"),
@@ -464,7 +465,7 @@ pub(crate) fn hopper_header() -> String {
     [GENERATED.into(), constants(), HopperParams::cpp()].concat()
 }
 
-/// A program of Hopper's, headers pasted where they are included: NVRTC has no files to look in.
+/// A program for Hopper, with its headers pasted where they are included: NVRTC has no files to search.
 fn hopper_text(forward: bool) -> String {
     let text = if forward { kernel!("hopper/forward.cu") } else { kernel!("hopper/backward.cu") };
     // NVRTC has this constant under another name.

@@ -20,7 +20,7 @@ pub struct Session<'a, T: Element> {
     inputs: Inputs<'a, T>,
     plan: Plan,
     tensors: Tensors,
-    /// What the tensors point to.
+    /// The memory that the tensors point to.
     _buffers: Vec<Buffer>,
     values: Buffer,
     lse: Buffer,
@@ -182,7 +182,7 @@ impl<T: Element> Session<'_, T> {
         let (_buffer, workspace) = self.workspace(self.plan.forward_workspace())?;
         let (plan, tensors, out) = (&self.plan, &self.tensors, self.outputs());
         let mut pass = || {
-            // SAFETY: all memory is this session's, sized by the plan, and read back before it is freed.
+            // SAFETY: all memory belongs to this session, is sized by the plan, and is read back before it is freed.
             unsafe { plan.forward(tensors, &out, workspace, Stream(0)) }
         };
         let ms = self.cuda.driver.timed(Stream(0), &mut pass)?;
@@ -194,7 +194,7 @@ impl<T: Element> Session<'_, T> {
         Ok(engine::output(Tensor::new(values, [b, hq, n, dv])?, lse, entropy, self.plan.call.place))
     }
 
-    /// Takes the output of an earlier forward pass, of any engine.
+    /// Sets the output of an earlier forward pass, by any engine.
     pub fn set_output(&mut self, out: &Output<T>) -> Result<()> {
         let Sizes { b, hq, n, dv, .. } = self.plan.call.sizes;
         let wrong = |tensor, found: &[usize], expected: &[usize]| {
@@ -261,7 +261,7 @@ impl<T: Element> Session<'_, T> {
     pub fn rectangle(&self, head: [usize; 2], rows: Range<usize>, cols: Range<usize>) -> Result<Tensor<T::Acc, 2>> {
         let shape = [rows.len(), cols.len()];
         let (buffer, into) = self.weights_buffer(shape)?;
-        // SAFETY: all memory is this session's, as large as it says.
+        // SAFETY: all memory belongs to this session, and is as large as it says.
         unsafe {
             self.plan.rectangle(&self.tensors, self.outputs().lse, head, rows, cols, into, Stream(0))?;
         }

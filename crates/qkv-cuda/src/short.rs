@@ -1,5 +1,5 @@
-//! Attention of short sequences, where a block of threads has all queries and keys of a head: models of sentences train
-//! on thousands of them at once, and the tiles of other kernels would be mostly padding.
+//! Attention over short sequences, where one block holds all queries and keys of a head: sentence models train on
+//! thousands of them at once, and the tiles of other kernels would be mostly padding.
 
 use crate::call::{Call, Sizes};
 use crate::device::Stream;
@@ -29,8 +29,8 @@ pub(crate) struct Short {
 }
 
 impl Short {
-    /// None for a call of another kind: long or wide, in f32, with a mask that is more than a band and lengths, or with
-    /// more than a scale between products and scores; and on devices whose blocks have too little shared memory.
+    /// `None` if the call does not qualify: long or wide, in f32, with a mask that is more than a band and lengths, or
+    /// with scores that are more than scaled products; also on devices whose blocks have too little shared memory.
     pub fn new(call: &Call, backward: bool) -> Result<Option<Short>> {
         let Some(band) = band_of(call, backward) else { return Ok(None) };
         let programs = [Kind::ShortForward, Kind::ShortBackward].map(|kind| program(call, kind));
@@ -63,7 +63,7 @@ impl Short {
         self.launch(&self.forward, call, forward_params(call, tensors, out)?, stream)
     }
 
-    /// Nothing where the plan has no backward pass.
+    /// Does nothing if the plan has no backward pass.
     pub fn backward(
         &self,
         call: &Call,
@@ -78,7 +78,7 @@ impl Short {
     }
 }
 
-/// The band of the mask of a call that these kernels take.
+/// The band of a call's mask; `None` if these kernels do not support the call.
 fn band_of(call: &Call, backward: bool) -> Option<[i32; 2]> {
     let Sizes { hq, hk, n, m, d, dv, .. } = call.sizes;
     let attention = &call.attention;

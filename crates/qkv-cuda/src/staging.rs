@@ -1,24 +1,24 @@
-//! Page-locked host memory through which copies between host and device go: the device reads and writes it while the
-//! host goes on. Copies of ordinary memory may wait for everything on the stream, and the driver copies them once more.
+//! Page-locked host memory that stages copies between host and device: the device reads and writes it while the host
+//! continues. Copies of ordinary memory may wait for all work on the stream, and the driver copies them once more.
 
 use std::ptr::NonNull;
 
 /// Bytes of staging memory, used in two halves.
 pub(crate) const STAGING_BYTES: usize = 8 << 20;
-/// Bytes of a half: the most that one copy takes.
+/// Bytes of a half, the largest copy.
 pub(crate) const HALF: usize = STAGING_BYTES / 2;
 
-/// Where the next copy goes.
+/// The staging memory, and where the next copy goes.
 #[derive(Debug)]
 pub(crate) struct Staging {
     memory: NonNull<u8>,
     next: usize,
 }
 
-// SAFETY: the memory is this value's alone.
+// SAFETY: this value owns the memory exclusively.
 unsafe impl Send for Staging {}
 
-/// Bytes that wait to be copied.
+/// Staged bytes that wait to be copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Staged {
     /// The address of the bytes.
@@ -40,10 +40,10 @@ impl Staging {
         unsafe { self.memory.as_ptr().add(half * HALF) }
     }
 
-    /// Puts bytes into the memory, at most [`HALF`]. `wait(half)` is called before a half is entered again.
+    /// Stages at most [`HALF`] bytes. `wait(half)` is called before a half is reused.
     ///
     /// # Panics
-    /// Where they are more.
+    /// If there are more.
     pub fn put<E>(&mut self, bytes: &[u8], wait: impl FnOnce(usize) -> Result<(), E>) -> Result<Staged, E> {
         assert!(bytes.len() <= HALF, "more bytes than a half has");
         let (half, within) = (self.next / HALF, self.next % HALF);
@@ -54,7 +54,7 @@ impl Staging {
         let at = half * HALF + start;
         // SAFETY: `at + len` is within the half.
         let to = unsafe { self.memory.as_ptr().add(at) };
-        // SAFETY: the memory is ours, and what was there has been copied.
+        // SAFETY: the memory is ours, and its previous contents have been copied.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         let end = (start + bytes.len()).next_multiple_of(64);
         self.next = if end >= HALF { (half + 1) % 2 * HALF } else { half * HALF + end };

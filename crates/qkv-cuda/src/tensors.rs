@@ -128,7 +128,7 @@ impl Tensors {
         Ok(())
     }
 
-    /// The shape of every tensor, by name; empty where it is absent.
+    /// The shape of every tensor, by name; empty if it is absent.
     pub(crate) fn shapes(&self) -> [(&'static str, Vec<usize>); 14] {
         let tensor = |tensor: Option<Strided>| tensor.map_or(Vec::new(), |tensor| tensor.shape.to_vec());
         let vector = |vector: Option<Vector>| vector.map_or(Vec::new(), |vector| vec![vector.len]);
@@ -190,13 +190,13 @@ pub struct Upstreams {
 }
 
 impl Upstreams {
-    /// The gradient of the values alone.
+    /// Only the gradient of the values.
     pub fn new(values: Strided) -> Upstreams {
         Upstreams { values, lse: None, entropy: None }
     }
 }
 
-/// Where the backward pass writes: always q, k and v, and those of the others that are present.
+/// Where the backward pass writes: always q, k and v, and whichever of the others are present.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Gradients {

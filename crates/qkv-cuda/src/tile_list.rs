@@ -19,11 +19,11 @@ use std::sync::Arc;
 const MAX_TILES: usize = 1 << 22;
 /// The most bytes of bits of a list.
 const MAX_BITS: usize = 256 << 20;
-/// Of a row that is split: the fewest tokens of a split, and the most splits.
+/// For a row that is split: the fewest tokens per split, and the most splits.
 const MIN_SPLIT_TOKENS: usize = 1024;
 const MAX_SPLITS: usize = 64;
-/// Multiprocessors for which it is decided whether a row is worth splitting. Neither the device's own number nor the
-/// batch counts: the order in which a row is summed must not depend on them.
+/// The number of multiprocessors assumed when deciding whether a row is worth splitting. The device's actual number and
+/// the batch do not count: the order in which a row is summed must not depend on them.
 const PROCESSORS: usize = 132;
 const EMPTY: [u64; 2] = [0; 2];
 const FULL: [u64; 2] = [u64::MAX; 2];
@@ -40,13 +40,13 @@ pub(crate) struct TileList {
     pub kept: usize,
     /// Leading rows that are long: all heads begin them before other rows.
     pub long_rows: usize,
-    /// Splits of all rows: each head keeps as many partial results.
+    /// Splits of all rows: each head keeps this many partial results.
     pub split_slots: usize,
 }
 
 impl TileList {
-    /// The list of a mask that does not depend on the data, in tiles of `[queries, keys]`: one row per query tile, or
-    /// `by_keys` per key tile. `heads` of a sequence walk it. None where it would be too long.
+    /// The list of a mask that does not depend on the data, in tiles of `[queries, keys]`: one row per query tile or,
+    /// if `by_keys`, per key tile. `heads` heads of a sequence walk it. `None` if it would be too long.
     pub fn new(
         driver: &Arc<dyn Driver>,
         mask: &CompiledMask,
@@ -117,12 +117,12 @@ impl TileList {
 struct Verdict {
     /// [`EMPTY`], [`FULL`], or a checksum of the bits of a partial tile.
     bits: [u64; 2],
-    /// Of a partial tile: a bit for each block of 64 queries × 64 keys that keeps any pair.
+    /// For a partial tile: a bit for each block of 64 queries × 64 keys that keeps any pair.
     blocks: u64,
 }
 
 impl Verdict {
-    /// Flags of the 64 rows (queries, or by_keys keys) that keep no pair of the tile.
+    /// Flags of the groups of 64 rows (queries or, if `by_keys`, keys) that keep no pair of the tile.
     fn empty_groups(&self, [queries, keys]: [usize; 2], by_keys: bool) -> u32 {
         let nothing = |own: &usize| match by_keys {
             true => (0..queries).all(|i| self.blocks >> (i * keys + own) & 1 == 0),
@@ -146,7 +146,7 @@ struct List {
 }
 
 impl List {
-    /// `blocks`: of 64 queries and of 64 keys in a tile.
+    /// `blocks`: how many blocks of 64 queries, and of 64 keys, a tile has.
     fn of(found: &[Verdict], [query_tiles, key_tiles]: [usize; 2], blocks: [usize; 2], by_keys: bool) -> List {
         let mut known: HashMap<[u64; 2], u32> = HashMap::new();
         let (rows, others) = if by_keys { (key_tiles, query_tiles) } else { (query_tiles, key_tiles) };
@@ -176,9 +176,10 @@ impl List {
         list
     }
 
-    /// Splits rows that one block would still walk when all others have finished: those more than twice the mean length
-    /// and longer than four fifths of a multiprocessor's share of the work. Splits are at most 2/3 of that share
-    /// and at least `min_tiles` long; one costs as much as two or three tiles. Where many rows are long, none is split.
+    /// Splits rows that one block would still be walking when all others have finished: those more than twice the mean
+    /// length and longer than four fifths of a multiprocessor's share of the work. Splits are at most 2/3 of that share
+    /// and at least `min_tiles` long; each split costs as much as two or three tiles. If many rows are long, none is
+    /// split.
     fn split(mut self, heads: usize, min_tiles: usize) -> List {
         let (count, total, work) = (self.rows.len(), self.entries.len(), self.entries.len().saturating_mul(heads));
         let is_long = |row: &[u32; 4]| {

@@ -1,16 +1,16 @@
-//! Where a library of the CUDA toolkit may be: a file that a variable names, a folder that the program names, the
-//! loader's path, a toolkit, the packages of a Python environment.
+//! Where a library of the CUDA toolkit may be: a file named by an environment variable, a folder named by the program,
+//! the loader's path, an installed toolkit, or the packages of a Python environment.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Folders that a program knows of, beside those below: see [`look_in`].
+/// Folders that the program names, in addition to those below: see [`look_in`].
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Looks for the toolkit's libraries in this folder first, before the loader's path: where the framework that shares
-/// the device has its own, say. It has to be called before the first of them is needed.
+/// Looks for the toolkit's libraries in this folder first, before the loader's path: say, where a framework that shares
+/// the device has its own. It has to be called before the first of them is needed.
 pub fn look_in(folder: impl Into<PathBuf>) {
     let (folder, mut folders) = (folder.into(), FOLDERS.lock().unwrap_or_else(PoisonError::into_inner));
     if !folders.contains(&folder) {

@@ -1,5 +1,5 @@
-//! Weights on demand, recomputed from q, k and the log-sum-exp by the general kernels: a rectangle of one head, as it
-//! is or pooled to cells.
+//! Weights on demand, recomputed from q, k and the log-sum-exp by the general kernels: a rectangle of one head, either
+//! in full or pooled to cells.
 
 use crate::call::{Sizes, check_len};
 use crate::device::Stream;
@@ -13,7 +13,7 @@ use qkv::Pool;
 use std::ops::Range;
 
 impl Plan {
-    /// Puts the weights of one head in a rectangle on a stream: f32 `[rows, cols]`.
+    /// Enqueues the computation of the weights of one head in a rectangle: f32 `[rows, cols]`.
     ///
     /// # Safety
     /// As for [`forward`](Plan::forward); `lse` is what the forward pass wrote, and `into` is large enough.
@@ -37,8 +37,8 @@ impl Plan {
         self.call.launch(&weights.rectangle, [rows.len().div_ceil(row) * cols.len().div_ceil(col), 1], &params, stream)
     }
 
-    /// Puts a rectangle of weights, pooled to f32 `[height, width]` cells, on a stream: each cell is the largest weight
-    /// it covers, or their mean. The workspace holds `height · cols` × f32.
+    /// Enqueues the computation of a rectangle of weights, pooled to f32 `[height, width]` cells: each cell is the
+    /// largest of the weights it covers, or their mean. The workspace holds `height · cols` × f32.
     ///
     /// # Safety
     /// As for [`rectangle`](Plan::rectangle).
@@ -61,7 +61,7 @@ impl Plan {
         unsafe { self.pool_cells(tensors, lse, [b, h], [rows, cols], shape, [0; 2], pool, into, workspace, stream) }
     }
 
-    /// As [`pooled`](Plan::pooled), with cells that each cover `[down, across]` weights; the last cells cover what is
+    /// Like [`pooled`](Plan::pooled), with cells that each cover `[down, across]` weights; the last cells cover what is
     /// left, so that maps of adjacent rectangles fit together. `into` holds `[⌈rows / down⌉, ⌈cols / across⌉]` numbers,
     /// and the workspace `⌈rows / down⌉ · cols` × f32.
     ///
@@ -94,7 +94,7 @@ impl Plan {
         }
     }
 
-    /// `[height, width]` cells that each cover `[down, across]` weights, or, if these are 0, share them evenly.
+    /// `[height, width]` cells that each cover `[down, across]` weights, or, if these are 0, divide them evenly.
     #[allow(clippy::too_many_arguments)]
     unsafe fn pool_cells(
         &self,

@@ -1,4 +1,4 @@
-//! Device memory that a pass needs beside its tensors. A [`Layout`] assigns regions when a plan is made; the size that
+//! Device memory that a pass needs besides its tensors. A [`Layout`] assigns regions when a plan is made; the size that
 //! the plan reports and the pointers that its launches use come from the same regions.
 
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ impl Region {
     }
 }
 
-/// Assigns regions one after the other.
+/// Assigns regions one after another.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     used: u64,
@@ -49,7 +49,7 @@ impl Layout {
     }
 }
 
-/// Device memory of the caller's for a pass. Its content is overwritten; two passes at once need two.
+/// Device memory that the caller provides for a pass. Its contents are overwritten; two passes at once need two.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Workspace {

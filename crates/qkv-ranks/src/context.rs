@@ -1,16 +1,16 @@
-//! Context parallel attention: one long sequence over ranks, each of which holds some of its rows. What a rank computes
-//! is part of what one process computes, in the same order, so that the bits are the same.
+//! Context parallel attention: one long sequence divided over ranks, each of which holds some of its rows. A rank
+//! computes part of what one process would compute, in the same order, so that the bits are the same.
 //!
 //! | way | what travels | what a rank computes |
 //! | --- | --- | --- |
 //! | [`Way::Heads`] (Ulysses) | every row, to the rank of its head and back | all rows of some heads |
 //! | [`Way::Gathered`] | keys and values, to all ranks | some rows of all heads; the gradients of some keys |
-//! | [`Way::Ring`] | keys and values, from rank to rank | some rows over the keys of one rank after the other |
+//! | [`Way::Ring`] | keys and values, from rank to rank | some rows over the keys of one rank after another |
 //!
 //! In the second way, a rank's part is a rectangle of the mask: tiles outside are empty and cost nothing, and every row
 //! and key keeps its number in the sequence. The gradients of keys and values are sums over all queries, so a rank
 //! computes them for whole tiles of keys, over all queries in their order. The third way merges partial results, so it
-//! equals one process to rounding.
+//! equals one process up to rounding.
 
 mod heads;
 mod ring;
@@ -32,7 +32,7 @@ pub enum Way {
     /// Rows are divided, and every rank has all keys and values while it computes.
     Gathered,
     /// Rows are divided, and keys and values travel around (ring attention, arXiv:2310.01889): for those that do not
-    /// fit one rank. To rounding, and the same from run to run. Taken only where it is asked for.
+    /// fit on one rank. Equal to one process up to rounding, and reproducible from run to run. Used only on request.
     Ring,
 }
 
@@ -64,8 +64,8 @@ impl Sizes {
     }
 }
 
-/// Rows in a block of the rectangle that a rank computes: a multiple of the engine's tile of keys, and so large that no
-/// side has more than 1,024 of them.
+/// Rows in a block of the rectangle that a rank computes: a multiple of the engine's tile of keys, and large enough
+/// that no side has more than 1,024 blocks.
 fn block(len: usize) -> usize {
     KEYS * len.div_ceil(KEYS * 1024).max(1)
 }
@@ -76,10 +76,10 @@ const KEYS: usize = 128;
 impl Ranks {
     /// Attention over one sequence whose rows these ranks hold. Each rank passes its own rows of `q`, `k`, `v` and of
     /// the upstream gradients, and gets its own rows of the output and of their gradients; everything else (lengths,
-    /// segments, bits, biases, positions, parameters) is passed whole on every rank. The bits of output, log-sum-exp
-    /// and of the gradients of q, k and v are those of one process, but for a [ring](Way::Ring); only for masks whose
-    /// keys the engine gathers (dilated, strided, where that pays) the gradients are so to rounding when rows are
-    /// divided.
+    /// segments, bits, biases, positions, parameters) is passed in full on every rank. The output, the log-sum-exp and
+    /// the gradients of q, k and v have the bits of one process, except with a [ring](Way::Ring). For masks whose keys
+    /// the engine gathers (dilated or strided, where that pays), the gradients equal those of one process only up to
+    /// rounding when rows are divided.
     ///
     /// ```
     /// use qkv::{Attention, Inputs, Mask, Tensor};
@@ -109,10 +109,10 @@ impl Ranks {
         ContextAttention { ranks: self, attention, queries, keys, way: None, threads }
     }
 
-    /// The whole tensor `[B, H, rows, W]` on the first rank, from every rank's rows; none of its rows on the others.
+    /// Gathers the whole tensor `[B, H, rows, W]` on the first rank, from every rank's rows; the others get no rows.
     ///
     /// # Errors
-    /// Where the rows are not those of the shards, or a rank is gone.
+    /// If the rows are not those of the shards, or a rank is gone.
     pub fn gather_to_first<E: Number>(&self, shards: &Shards, own: &Tensor<E, 4>) -> Result<Tensor<E, 4>> {
         let [batch, heads, rows, width] = own.shape();
         if shards.size() != self.size() || shards.rows(self.rank()) != rows {
@@ -125,7 +125,7 @@ impl Ranks {
 }
 
 impl ContextAttention<'_> {
-    /// In this way, instead of the one that suits the call.
+    /// Divides attention this way, instead of choosing a way that suits the call.
     pub fn way(mut self, way: Way) -> Self {
         self.way = Some(way);
         self
@@ -137,11 +137,11 @@ impl ContextAttention<'_> {
         self
     }
 
-    /// The way that is taken for so many key heads: by heads where every rank gets one and nothing depends on a head's
-    /// number (ALiBi, dropout and sampling do).
+    /// The way used for this many key heads: unless one was requested, by heads if every rank gets one and nothing
+    /// depends on a head's number (as ALiBi, dropout and sampling do).
     ///
     /// # Errors
-    /// Where the way that was asked for is not possible.
+    /// If the requested way is not possible.
     pub fn taken(&self, key_heads: usize) -> Result<Way> {
         let numbered = self.attention.bias.has_alibi() || self.attention.draws();
         let by_heads = key_heads >= self.ranks.size() && !numbered;
@@ -181,7 +181,7 @@ impl ContextAttention<'_> {
     /// This rank's rows of the output.
     ///
     /// # Errors
-    /// Where the library refuses the call, the rows are not those of the shards, or a rank is gone.
+    /// If `qkv` rejects the call, the rows are not those of the shards, or a rank is gone.
     pub fn forward<T>(&self, inputs: Inputs<'_, T>) -> Result<Output<T>>
     where
         T: Element + Number,
@@ -195,11 +195,11 @@ impl ContextAttention<'_> {
         }
     }
 
-    /// This rank's rows of the gradients of q, k and v. Gradients of parameters are whole on every rank: summed over
-    /// the ranks in their order, so equal to those of one process to rounding.
+    /// This rank's rows of the gradients of q, k and v. Every rank gets the full gradients of parameters: they are
+    /// summed over the ranks in order, so they equal those of one process up to rounding.
     ///
     /// # Errors
-    /// As [`forward`](ContextAttention::forward).
+    /// As for [`forward`](ContextAttention::forward).
     pub fn backward<T>(&self, inputs: Inputs<'_, T>, out: &Output<T>, upstream: Upstream<'_, T>) -> Result<Gradients<T>>
     where
         T: Element + Number,
@@ -213,11 +213,11 @@ impl ContextAttention<'_> {
         }
     }
 
-    /// Exact rows of weights, recomputed from this rank's queries and all keys: `rows` count among this rank's own. All
-    /// ranks call it together, each for a head and rows of its choice.
+    /// Exact rows of weights, recomputed from this rank's queries and all keys: `rows` are indices among this rank's
+    /// own. All ranks must call it together, each for a head and rows of its choice.
     ///
     /// # Errors
-    /// As [`forward`](ContextAttention::forward).
+    /// As for [`forward`](ContextAttention::forward).
     pub fn weights<T>(
         &self,
         inputs: Inputs<'_, T>,
@@ -260,7 +260,7 @@ impl ContextAttention<'_> {
         Ok([Tensor::new(k, [of.b, of.hk, m, of.dk])?, Tensor::new(v, [of.b, of.hk, m, of.dv])?])
     }
 
-    /// The attention with a mask that keeps a rectangle of these rows and keys.
+    /// The attention, with a mask that keeps only a rectangle of these rows and keys.
     fn within(&self, rows: &[Range<usize>], keys: &[Range<usize>]) -> Attention {
         let (n, m) = (self.queries.len(), self.keys.len());
         let size = block(n.max(m));
@@ -306,7 +306,7 @@ impl ContextAttention<'_> {
         let q = all(&inputs.q.to_vec(), of.d)?;
         let d_out = all(&upstream.values.to_vec(), of.dv)?;
         let inputs = with(inputs, &q, &k, &v);
-        // What other selections save for their backward pass is computed again, on every rank.
+        // What other selections save for their backward pass is recomputed on every rank.
         let whole = if self.attention.select == Select::Soft {
             let lse = Tensor::new(column(out.lse.data())?, [of.b, of.hq, n])?;
             let mut whole = Output::of_lse(lse, of.dv, self.attention.place)?;
@@ -342,8 +342,8 @@ impl ContextAttention<'_> {
         };
         let (d_k, d_v) = (back(of_keys.k.data(), of.dk)?, back(of_keys.v.data(), of.dv)?);
         let d_q = Tensor::new(d_q, [of.b, of.hq, self.queries.rows(rank), of.d])?;
-        // A sink belongs to rows and not to pairs: every rank has its whole gradient. Pairs are divided by rows, each
-        // in one rank's sum.
+        // A sink belongs to rows and not to pairs, so every rank has its whole gradient. Pairs are divided by rows, so
+        // each is in the sum of one rank.
         let sinks = found.sinks.take();
         let mut all = heads::summed(ranks, Gradients::new(d_q, d_k, d_v), found)?;
         all.sinks = sinks;
@@ -371,7 +371,7 @@ fn scattered<E: Number>(local: &[E], len: usize, ranges: &[Range<usize>], of: Sl
     whole
 }
 
-/// Results on their way from the rank that computed them to the one that holds their rows.
+/// Moves results from the rank that computed them to the one that holds their rows.
 struct Moved<'a> {
     of: &'a ContextAttention<'a>,
     owners: &'a Shards,

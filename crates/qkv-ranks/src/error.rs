@@ -23,10 +23,10 @@ pub enum Error {
     Lost {
         /// The rank.
         rank: usize,
-        /// What is known of it.
+        /// What is known about it.
         reason: String,
     },
-    /// A message has another length than this rank expects: the ranks do not run the same program.
+    /// A message has a different length than this rank expects: the ranks do not run the same program.
     #[error("rank {from} sent {found} bytes where {expected} were expected")]
     Length {
         /// The sender.
@@ -48,7 +48,7 @@ pub enum Error {
         /// What the second of them has.
         second: String,
     },
-    /// `qkv` refused an attention.
+    /// `qkv` rejected an attention.
     #[error(transparent)]
     Attention(#[from] qkv::Error),
     /// The call cannot be computed on these ranks.

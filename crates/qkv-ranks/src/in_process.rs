@@ -91,7 +91,7 @@ struct Expected {
 }
 
 impl Expected {
-    /// The message, if it is there already.
+    /// The message, if it has already arrived.
     fn take(&self, mail: &mut Mail) -> Result<Option<Vec<u8>>> {
         let from = self.route.0;
         match mail.messages.get_mut(&self.route).and_then(VecDeque::pop_front) {
@@ -136,7 +136,7 @@ impl PendingMessage for Expected {
 /// ```
 ///
 /// # Panics
-/// Where `work` panics.
+/// If `work` panics.
 pub fn run_in_process<R: Send>(size: usize, work: impl Fn(Ranks) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let spawn = |transport| {

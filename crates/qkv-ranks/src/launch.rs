@@ -27,12 +27,12 @@ pub fn is_rank() -> bool {
     RANK_VARIABLES.iter().any(|name| env::var_os(name).is_some())
 }
 
-/// This rank's number among those of its machine, as `LOCAL_RANK` or the launcher says.
+/// This rank's number among the ranks of its machine, from `LOCAL_RANK` or the launcher's variables.
 pub fn local_rank() -> Option<usize> {
     LOCAL_VARIABLES.iter().find_map(|name| env::var(name).ok()?.parse().ok())
 }
 
-/// The launcher: the one named in `QKV_MPIEXEC`, the one beside the library named in `QKV_MPI`, or `mpiexec` on the
+/// The launcher: the one named in `QKV_MPIEXEC`, the one next to the library named in `QKV_MPI`, or `mpiexec` on the
 /// path.
 pub fn mpiexec() -> Option<PathBuf> {
     if let Some(named) = env::var_os(LAUNCHER) {
@@ -53,7 +53,7 @@ pub(crate) fn libraries() -> Vec<PathBuf> {
     if let Some(named) = env::var_os(LIBRARY) {
         return vec![named.into()];
     }
-    // A Python environment has it in `lib`, beside `bin`.
+    // A Python environment has it in `lib`, next to `bin`.
     let prefixes = [
         mpiexec().and_then(|path| Some(path.parent()?.parent()?.to_owned())),
         env::var_os("VIRTUAL_ENV").map(PathBuf::from),
@@ -68,7 +68,7 @@ pub(crate) fn libraries() -> Vec<PathBuf> {
 /// The command that starts `ranks` ranks of a program on this machine.
 ///
 /// # Errors
-/// Where there is no launcher.
+/// If there is no launcher.
 pub fn command<S: AsRef<OsStr>>(
     ranks: usize,
     program: &Path,

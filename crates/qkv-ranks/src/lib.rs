@@ -2,7 +2,7 @@
 //!
 //! | module | owns |
 //! | --- | --- |
-//! | `transport` | messages between ranks: the trait, and what is pending |
+//! | `transport` | messages between ranks: the trait, and pending messages |
 //! | `in_process` | ranks that are threads of one process, for tests of the algorithms |
 //! | `mpi` | MPI through its standard ABI, loaded at run time: all unsafe code |
 //! | `launch` | whether a launcher started this process, and starting ranks on this machine |

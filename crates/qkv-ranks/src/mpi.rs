@@ -1,5 +1,5 @@
-//! MPI as a transport. Calls go one at a time (`MPI_THREAD_SERIALIZED`) and none of them blocks, so that a thread
-//! beside the computation can move messages along and watch the other ranks: see [`watch`].
+//! MPI as a transport. Calls are made one at a time (`MPI_THREAD_SERIALIZED`) and none of them blocks, so that a
+//! background thread can progress messages and watch the other ranks: see [`watch`].
 
 mod abi;
 mod watch;
@@ -15,7 +15,7 @@ use watch::Watch;
 /// Settings of MPI ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct MpiOptions {
-    /// A rank that gives no sign of life for this long is gone.
+    /// A rank that gives no sign of life for this long counts as gone.
     pub timeout: Duration,
     /// Called with the reason before the job is ended because a rank is gone.
     pub on_lost: fn(&Error),
@@ -34,7 +34,7 @@ pub struct Mpi {
     watch: Option<Watch>,
 }
 
-/// The library, and whose turn it is to call it.
+/// The library, and the lock that serializes calls to it.
 struct MpiLibrary {
     abi: Abi,
     turn: Mutex<()>,
@@ -52,7 +52,7 @@ impl Mpi {
     /// Loads the library and joins the job.
     ///
     /// # Errors
-    /// Where there is no library with the standard ABI, or it refuses.
+    /// If there is no library with the standard ABI, or it reports an error.
     pub fn start(options: MpiOptions) -> Result<Mpi> {
         let abi = Abi::load()?;
         let started = Arc::new(AtomicBool::new(false));
@@ -66,16 +66,16 @@ impl Mpi {
         Ok(Mpi { library, watch })
     }
 
-    /// What the library says it is.
+    /// The version that the library reports.
     pub fn version(&self) -> String {
         let _turn = self.library.lock();
         self.library.abi.version()
     }
 
-    /// Leaves the job, after all other ranks came here too.
+    /// Leaves the job, once all other ranks have called this, too.
     ///
     /// # Errors
-    /// Where a rank is gone, or the library refuses.
+    /// If a rank is gone, or the library reports an error.
     pub fn finish(&self) -> Result<()> {
         if let Some(watch) = &self.watch {
             watch.finish()?;
@@ -116,15 +116,15 @@ impl Transport for Mpi {
 }
 
 struct MpiMessage {
-    /// `None` once it was waited for.
+    /// `None` once it has been waited for.
     request: Option<Request>,
     library: Arc<MpiLibrary>,
 }
 
-/// Looks without a pause, before a core is given to another rank; and then before it sleeps.
+/// Polls without a pause before the core is yielded to another rank, and polls in all before a rank sleeps.
 const LOOKS: u32 = 200;
 const YIELDS: u32 = 2000;
-/// How long a rank sleeps between two looks: longer than a switch of threads, shorter than a step.
+/// How long a rank sleeps between two polls: longer than a thread switch, shorter than a step.
 const SLEEP: Duration = Duration::from_micros(100);
 
 impl PendingMessage for MpiMessage {
@@ -151,7 +151,7 @@ impl PendingMessage for MpiMessage {
 impl Drop for MpiMessage {
     fn drop(&mut self) {
         if !self.is_done().unwrap_or(false) {
-            // MPI may still read or write the memory.
+            // MPI may still read or write the memory, so it is leaked.
             std::mem::forget(self.request.take());
         }
     }

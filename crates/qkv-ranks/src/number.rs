@@ -1,13 +1,13 @@
-//! Numbers as bytes: what tensors are made of, on their way between ranks. Ranks of one job have one byte order.
+//! Numbers as bytes, for sending tensors between ranks. All ranks of a job have the same byte order.
 
 use qkv::half::{bf16, f16};
 
 /// A number that travels between ranks.
 pub trait Number: Copy + Default + Send + Sync + 'static {
-    /// Its bytes in memory, one number after the other.
+    /// The bytes of numbers in memory, one after another.
     fn to_bytes(numbers: &[Self]) -> Vec<u8>;
 
-    /// The numbers that these bytes are. A rest that is no whole number is left out.
+    /// The numbers that these bytes represent; trailing bytes that are not a whole number are ignored.
     fn from_bytes(bytes: &[u8]) -> Vec<Self>;
 }
 

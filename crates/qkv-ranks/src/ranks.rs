@@ -1,5 +1,6 @@
-//! [`Ranks`]: a group of ranks and its collectives. They are written once over any transport, point to point, so that
-//! orders are ours; all ranks of a group call the same collectives in the same order.
+//! [`Ranks`]: a group of ranks and its collectives. They are written once for any transport, with point-to-point
+//! messages, so that this crate controls all orders; all ranks of a group must call the same collectives in the same
+//! order.
 
 use crate::error::{Error, Result};
 use crate::traffic::{Traffic, TrafficCount};
@@ -7,7 +8,7 @@ use crate::transport::{PendingMessage, Transport};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Tags of collectives. Point-to-point messages of callers have tags from [`Ranks::FREE_TAGS`] on.
+/// Tags of collectives. Callers' point-to-point messages have tags from [`Ranks::FREE_TAGS`] on.
 const LENGTHS: u32 = 1;
 const BODIES: u32 = 2;
 const BROADCAST: u32 = 3;
@@ -50,7 +51,7 @@ impl Ranks {
         Ranks { transport, members, rank, traffic: Arc::default() }
     }
 
-    /// One rank by itself: a process that nobody launched as a rank.
+    /// A single rank: a process that was not launched as a rank.
     pub fn alone() -> Ranks {
         Ranks::new(Arc::new(crate::in_process::InProcess::all(1).pop().expect("one")))
     }
@@ -70,11 +71,11 @@ impl Ranks {
         self.rank == 0
     }
 
-    /// The group of some of these ranks, in the order given; this rank is one of them. Groups that work at the same
-    /// time have at most one rank in common.
+    /// The group of some of these ranks, in the order given; this rank must be one of them. Groups that work at the
+    /// same time may have at most one rank in common.
     ///
     /// # Errors
-    /// Where this rank is not among them, or one of them does not exist.
+    /// If this rank is not among them, or one of them does not exist.
     pub fn group(&self, ranks: &[usize]) -> Result<Ranks> {
         let members: Option<Arc<[usize]>> = ranks.iter().map(|&rank| self.members.get(rank).copied()).collect();
         let found = ranks.iter().position(|&rank| rank == self.rank);
@@ -92,7 +93,7 @@ impl Ranks {
     /// Starts to send a message to another rank of the group.
     ///
     /// # Errors
-    /// Where the transport refuses.
+    /// If the transport reports an error.
     pub fn send(&self, to: usize, tag: u32, bytes: Vec<u8>) -> Result<Pending> {
         self.traffic.sent(bytes.len());
         self.pending(self.transport.send(self.members[to], tag, bytes)?)
@@ -101,7 +102,7 @@ impl Ranks {
     /// Starts to receive a message of `len` bytes from another rank of the group.
     ///
     /// # Errors
-    /// Where the transport refuses.
+    /// If the transport reports an error.
     pub fn receive(&self, from: usize, tag: u32, len: usize) -> Result<Pending> {
         self.pending(self.transport.receive(self.members[from], tag, len)?)
     }
@@ -110,11 +111,11 @@ impl Ranks {
         Ok(Pending { message, traffic: self.traffic.clone() })
     }
 
-    /// Each rank passes one message for every rank, its own included, and gets those that were meant for it, in the
-    /// order of the ranks. `lens` are the lengths of the messages it gets.
+    /// Each rank passes one message for every rank, itself included, and receives those addressed to it, in the order
+    /// of the ranks. `lens` are the lengths of the messages it receives.
     ///
     /// # Errors
-    /// Where a rank is gone, or a message has another length.
+    /// If a rank is gone, or a message has a different length.
     pub fn all_to_all(&self, mut messages: Vec<Vec<u8>>, lens: &[usize]) -> Result<Vec<Vec<u8>>> {
         self.exchange(BODIES, &mut messages, lens)
     }
@@ -143,7 +144,7 @@ impl Ranks {
     /// The bytes of every rank, in the order of the ranks.
     ///
     /// # Errors
-    /// Where a rank is gone.
+    /// If a rank is gone.
     pub fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let len = (own.len() as u64).to_le_bytes().to_vec();
         let lens = self.exchange(LENGTHS, &mut vec![len; self.size()], &vec![8; self.size()])?;
@@ -151,18 +152,18 @@ impl Ranks {
         self.all_gather_sized(own, &lens)
     }
 
-    /// [`all_gather`](Ranks::all_gather) where the lengths are known.
+    /// [`all_gather`](Ranks::all_gather) with known lengths.
     ///
     /// # Errors
-    /// Where a rank is gone, or a message has another length.
+    /// If a rank is gone, or a message has a different length.
     pub fn all_gather_sized(&self, own: &[u8], lens: &[usize]) -> Result<Vec<Vec<u8>>> {
         self.exchange(BODIES, &mut vec![own.to_vec(); self.size()], lens)
     }
 
-    /// The bytes of one rank, on all of them. The others pass whatever they like.
+    /// Sends the bytes of rank `root` to all ranks. The others may pass anything.
     ///
     /// # Errors
-    /// Where a rank is gone.
+    /// If a rank is gone.
     pub fn broadcast(&self, root: usize, bytes: Vec<u8>) -> Result<Vec<u8>> {
         // A binomial tree: in round r, the 2^r ranks that have the bytes send them to 2^r others.
         let size = self.size();
@@ -185,18 +186,18 @@ impl Ranks {
         Ok(bytes)
     }
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has called this.
     ///
     /// # Errors
-    /// Where a rank is gone.
+    /// If a rank is gone.
     pub fn barrier(&self) -> Result<()> {
         self.all_gather(&[]).map(drop)
     }
 
-    /// Checks that all ranks have the same of something, which has to fit a line.
+    /// Checks that all ranks have the same value of something, which has to fit on a line.
     ///
     /// # Errors
-    /// Names what differs, and two ranks.
+    /// Names what differs, and two ranks that differ in it.
     pub fn agree(&self, what: &str, own: &str) -> Result<()> {
         let all = self.all_gather(own.as_bytes())?;
         let Some(other) = all.iter().position(|found| *found != all[0]) else { return Ok(()) };
@@ -209,7 +210,7 @@ fn length(bytes: &[u8]) -> usize {
     usize::try_from(u64::from_le_bytes(bytes.try_into().expect("eight bytes"))).expect("a length in memory")
 }
 
-/// A message under way.
+/// A message in flight.
 pub struct Pending {
     message: Box<dyn PendingMessage>,
     traffic: Arc<Traffic>,
@@ -219,7 +220,7 @@ impl Pending {
     /// Whether it is done. Never blocks.
     ///
     /// # Errors
-    /// Where the other rank is gone.
+    /// If the other rank is gone.
     pub fn is_done(&mut self) -> Result<bool> {
         self.message.is_done()
     }
@@ -227,7 +228,7 @@ impl Pending {
     /// Waits until it is done: the bytes that were sent or received.
     ///
     /// # Errors
-    /// Where the other rank is gone.
+    /// If the other rank is gone.
     pub fn wait(self) -> Result<Vec<u8>> {
         let start = Instant::now();
         let found = self.message.wait();

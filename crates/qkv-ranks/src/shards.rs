@@ -5,8 +5,8 @@ use crate::tree::share;
 use qkv::{Tensor, View};
 use std::ops::Range;
 
-/// The rows of a sequence that each rank holds, as ranges. A rank's tensor has the rows of its ranges one after the
-/// other.
+/// The rows of a sequence that each rank holds, as ranges. A rank's tensor has the rows of its ranges one after
+/// another.
 ///
 /// ```
 /// use qkv_ranks::Shards;
@@ -23,7 +23,7 @@ impl Shards {
     /// The ranges of each rank.
     ///
     /// # Errors
-    /// Where a row has no rank, or two.
+    /// If a row has no rank, or two.
     pub fn new(of_rank: Vec<Vec<Range<usize>>>) -> Result<Shards> {
         let mut all: Vec<&Range<usize>> = of_rank.iter().flatten().filter(|range| !range.is_empty()).collect();
         all.sort_by_key(|range| range.start);
@@ -44,7 +44,7 @@ impl Shards {
         Shards { of_rank, len }
     }
 
-    /// An early and a late part per rank: under a causal mask, all of them are as much work.
+    /// An early and a late part per rank: under a causal mask, all ranks have equal work.
     pub fn balanced(len: usize, ranks: usize) -> Shards {
         let part = |at: usize| share(len, 2 * ranks, at);
         let of_rank = (0..ranks).map(|rank| vec![part(rank), part(2 * ranks - 1 - rank)]).collect();

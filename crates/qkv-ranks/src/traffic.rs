@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Counts what one rank sends and waits. Signs of life of MPI ranks are not counted.
+/// Counts what one rank sends and how long it waits. Signs of life of MPI ranks are not counted.
 #[derive(Debug, Default)]
 pub struct Traffic {
     sent: AtomicU64,
@@ -18,12 +18,12 @@ pub struct TrafficCount {
     pub sent: u64,
     /// Messages sent to other ranks.
     pub messages: u64,
-    /// Time spent waiting for messages: communication that no computation hid.
+    /// Time spent waiting for messages: communication not hidden by computation.
     pub waited: Duration,
 }
 
 impl Traffic {
-    /// What was counted so far.
+    /// The counts so far.
     pub fn count(&self) -> TrafficCount {
         TrafficCount {
             sent: self.sent.load(Ordering::Relaxed),

@@ -1,14 +1,14 @@
-//! The fixed binary tree in which a step's contributions are summed. Its shape depends on the number of leaves alone,
-//! and the sum of a node is that of its left child plus that of its right child; so it does not matter which rank adds
+//! The fixed binary tree in which a step's contributions are summed. Its shape depends only on the number of leaves,
+//! and the sum of a node is that of its left child plus that of its right child, so it does not matter which rank adds
 //! what, and the bits of the root do not depend on the number of ranks.
 //!
 //! A node over `len > 1` leaves has the largest power of two below `len` of them in its left child: for a power of two
-//! the tree is balanced, and otherwise its left part is. A rank holds neighbouring leaves ([`share`]) and adds what it
-//! can ([`Subtrees`]): what is left are the roots of its whole subtrees, which are few.
+//! the tree is balanced, and otherwise its left part is. A rank holds consecutive leaves ([`share`]) and adds what it
+//! can ([`Subtrees`]): what is left are the roots of its complete subtrees, which are few.
 
 use std::ops::Range;
 
-/// The leaves of one of `ranks` ranks: neighbours, and as many as on any other rank, give or take one.
+/// The leaves of one of `ranks` ranks: consecutive, and as many as on any other rank, give or take one.
 ///
 /// ```
 /// use qkv_ranks::tree::share;
@@ -24,7 +24,7 @@ fn split(node: &Range<usize>) -> usize {
     node.start + if len.is_power_of_two() { len / 2 } else { len.next_power_of_two() / 2 }
 }
 
-/// Whether two neighbouring ranges are the children of one node of the tree over `leaves`.
+/// Whether two adjacent ranges are the children of one node of the tree over `leaves`.
 fn are_siblings(leaves: usize, left: &Range<usize>, right: &Range<usize>) -> bool {
     let parent = left.start..right.end;
     let mut node = 0..leaves;
@@ -44,7 +44,7 @@ fn are_siblings(leaves: usize, left: &Range<usize>, right: &Range<usize>) -> boo
     node.len() > 1 && split(&node) == left.end
 }
 
-/// The roots of the whole subtrees within a range of leaves, from left to right.
+/// The roots of the complete subtrees within a range of leaves, from left to right.
 ///
 /// ```
 /// assert_eq!(qkv_ranks::tree::roots(8, 2..5), [2..4, 4..5]);
@@ -55,7 +55,7 @@ pub fn roots(leaves: usize, range: Range<usize>) -> Vec<Range<usize>> {
     found.nodes.into_iter().map(|(node, ())| node).collect()
 }
 
-/// Sums of nodes, from left to right; siblings are added as soon as both are there.
+/// Sums of nodes, from left to right; siblings are added as soon as both are present.
 ///
 /// ```
 /// use qkv_ranks::tree::Subtrees;
@@ -72,7 +72,7 @@ pub struct Subtrees<T> {
 }
 
 impl<T> Subtrees<T> {
-    /// Without nodes, of the tree over `leaves`.
+    /// An empty list of sums in the tree over `leaves` leaves.
     pub fn new(leaves: usize) -> Self {
         Subtrees { leaves, nodes: Vec::new() }
     }
@@ -87,7 +87,7 @@ impl<T> Subtrees<T> {
         self.nodes.push((node, value));
     }
 
-    /// The sums so far: roots of whole subtrees, from left to right.
+    /// The sums so far: roots of complete subtrees, from left to right.
     pub fn nodes(&self) -> &[(Range<usize>, T)] {
         &self.nodes
     }
@@ -97,8 +97,7 @@ impl<T> Subtrees<T> {
         std::mem::take(&mut self.nodes)
     }
 
-    /// How many of the last nodes a leaf pushed now would be added to, and what is left: the nodes that it becomes
-    /// part of, from the last to the first.
+    /// How many of the last nodes a leaf pushed now would be merged with.
     pub fn merges(&self, leaf: usize) -> usize {
         let mut node = leaf..leaf + 1;
         let found = self.nodes.iter().rev().take_while(|(left, _)| {
@@ -109,7 +108,7 @@ impl<T> Subtrees<T> {
         found.count()
     }
 
-    /// The sum of all leaves, once all were pushed.
+    /// The sum of all leaves, once all have been pushed.
     pub fn into_root(mut self) -> Option<T> {
         let whole = self.nodes.len() == 1 && self.nodes[0].0 == (0..self.leaves);
         whole.then(|| self.nodes.pop().expect("one").1)

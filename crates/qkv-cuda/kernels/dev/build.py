@@ -1,5 +1,5 @@
 """Builds modules for sm_90a: build.py OUT_DIR [NAME-PREFIX | =NAME ... | missing]. Prints registers, spills and warnings of each.
-FLAGS: more for the compiler, -lineinfo for a profiler."""
+FLAGS: further compiler options, such as -lineinfo for a profiler."""
 import os, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from variants import ALL

@@ -1,6 +1,7 @@
-"""Modules of several folders in turns, on the masks of `run.py time_masks`: compare.py DIR[:PROCESSORS],DIR... [D,D] [ROUNDS] [N]. Whether the bits are those
-of the first folder, whether they come again, microseconds, and TFLOP/s per kept tile as a part of the same folder's full attention. PROCESSORS: which
-rows of lists are cut is counted for; 0 cuts none, as modules that know nothing of it need it. MASKS: only those whose names have one of these words, and `full`."""
+"""Compares modules of several folders, alternating between them, on the masks of `run.py time_masks`: compare.py DIR[:PROCESSORS],DIR... [D,D] [ROUNDS] [N].
+Prints whether the bits equal those of the first folder, whether they are reproducible, microseconds, and TFLOP/s per kept tile as a fraction of the same
+folder's full attention. PROCESSORS: the number for which rows of lists are split; 0 splits none, for modules without support for it. MASKS: only masks
+whose names contain one of these words, and `full`."""
 import os, sys, torch
 
 dirs = sys.argv[1].split(",")

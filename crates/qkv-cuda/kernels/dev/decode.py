@@ -93,7 +93,7 @@ CASES = ((1, 32, 32, 8192), (1, 32, 8, 8192), (8, 32, 8, 8192), (32, 32, 8, 8192
 
 if __name__ == "__main__":
     here = sys.argv[1]
-    # Names: d any GPU's, h Hopper's, p plain; _s3: 3 stages; _b2: 2 blocks a multiprocessor; _p256: splits of 256 keys.
+    # Names: d any GPU's, h Hopper's, p plain; _s3: 3 stages; _b2: 2 blocks per multiprocessor; _p256: splits of 256 keys.
     names = sys.argv[2:] or sorted(os.path.basename(x)[:-6] for x in glob.glob(here + "/[dhp]128*.cubin"))
     rand = lambda *s: torch.randn(*s, device="cuda", dtype=torch.bfloat16)
     part = lambda name, letter, usual: next((int(x[1:]) for x in name.split("_")[1:] if x[0] == letter and x[1:].isdigit()), usual)

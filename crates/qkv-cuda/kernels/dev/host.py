@@ -66,7 +66,7 @@ class Module:
         return self.functions[name]
 
     def launch(self, name, grid, block, shared, *params, early=False):
-        """`early`: may start while the launch before is still at work; the kernel waits for it by itself."""
+        """`early`: may start while the preceding launch still runs; the kernel itself waits for it."""
         f = self.function(name, shared)
         pointers = (C.c_void_p * len(params))(*[p if isinstance(p, int) else C.addressof(p) for p in params])
         attribute = Attribute(id=6, value=1)  # programmatic stream serialization
@@ -93,7 +93,7 @@ def tensor_map(x, rows):
 
 
 def result_map(p, bit, x):
-    """The map by which each warp has its 16 rows of a result written, or of nothing where TMA cannot: then elements are."""
+    """The map with which each warp stores its 16 rows of a result; an empty one if TMA cannot, and the kernel then stores element by element."""
     good = x.data_ptr() % 16 == 0 and x.shape[-1] % 8 == 0 and all(x.stride(a) % 8 == 0 or x.shape[a] == 1 for a in range(3)) and not PLAIN_STORES
     p.tma_stores |= bit if good else 0
     return tensor_map(x, 16) if good else (C.addressof(_NO_MAP), _NO_MAP)
@@ -134,7 +134,7 @@ def problem(q, k, v, **more):
 
 
 def split_results(p, heads, floats, slots):
-    """Room for rows that are cut, and how many of their split_results have come: which the kernels leave at zero."""
+    """Memory for split rows, and counts of their arrived split_results, which the kernels reset to zero."""
     room = torch.full((slots * heads * floats,), float("nan"), device="cuda"), torch.zeros(slots * heads * 12, device="cuda", dtype=torch.int32)
     p.split_results, p.split_arrivals = (x.data_ptr() for x in room)
     return room
@@ -171,14 +171,14 @@ class Forward:
         m.launch("attention_forward", (min(SMS, self.work), 1), m.threads, m.shared, self.p, *[a for a, _ in self.maps])
 
 
-FIRST = int(os.environ.get("FIRST", 0))  # for checks: so many heads are prepared before the main kernel, however small the problem is
+FIRST = int(os.environ.get("FIRST", 0))  # for checks: prepare this many heads before the main kernel, however small the problem
 
 
 PREP_BLOCKS = 6  # blocks of the kernel beside the main one
 
 
 def prepared_heads(p, works, kept):
-    """How many heads of keys are prepared before the main kernel, as `overlapped_prep.rs` says it; the others are beside it. `kept`: pairs in the tiles of a list."""
+    """How many key heads are prepared before the main kernel, as in `overlapped_prep.rs`; the others are prepared beside it. `kept`: pairs in the tiles of a list."""
     heads = p.batch * p.heads_k
     if FIRST:
         return min(FIRST, heads)
@@ -214,7 +214,7 @@ class Backward:
         self.maps = [tensor_map(q, module.M), tensor_map(k, module.N), tensor_map(v, module.N), tensor_map(d_out, module.M), result_map(p, 8, dq), result_map(p, 2, dk), result_map(p, 4, dv)]
         self.work = p.batch * p.heads_k * (p.list_row_count or -(-p.m // module.N))
         self.split_results = split_results(p, p.batch * p.heads_k, 2 * module.N * wide, more.get("_slots", 0))
-        self.heads, self.ranges = heads, "_ranges" in more  # found by the launch before
+        self.heads, self.ranges = heads, "_ranges" in more  # found by the preceding launch
         if "list_rows" in more:
             p.section = min(max(1, pow2floor((32 << 20) // (p.n * (p.d + p.dv) * 2))), p.batch * p.heads_k)
             p.ordered = more.get("_long", 0)
@@ -227,7 +227,7 @@ class Backward:
         self.late_maps = [tensor_map(x, 2048 // wide) for x in (k, v, out, d_out)] + [self.maps[4]]
 
     def __call__(self, only=None):
-        """All of it; or `only` what comes before the main kernel, or one of that by its name."""
+        """Launches all kernels; or `only` those before the main kernel, or one of them by name."""
         m, progress, group = self.module, only in (None, "before"), self.p.heads_q // self.p.heads_k
         if (progress or only == "measure") and m.ordered:
             m.launch("attention_backward_absmax", (-(-self.p.m // 128) * self.p.first, 1), 256, 0, self.p, early=progress and self.ranges)

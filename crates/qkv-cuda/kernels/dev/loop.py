@@ -1,5 +1,5 @@
-"""What the compiler made of the loop of products: loop.py MODULE.cubin ... Its length, what in it says that it was compiled as if lanes went their own
-ways (WARPSYNC, R2UR) or holds registers on the stack (LDL, STL), and the order of products, barriers, waits and exponentials. NVDISASM: the disassembler."""
+"""Shows what the compiler made of the main loop: loop.py MODULE.cubin ... Prints its length, the instructions that betray code compiled for divergent lanes
+(WARPSYNC, R2UR) or spilled registers (LDL, STL), and the order of products, barriers, waits and exponentials. NVDISASM: the disassembler."""
 import collections, os, re, subprocess, sys
 
 KINDS = "HGMMA R2UR WARPSYNC BSSY LDL STL R2P SHFL MUFU".split()
@@ -7,7 +7,7 @@ MARKS = re.compile(r"\b(HGMMA|BAR\.\w+|BRA|BSSY|VOTE|WARPGROUP\.\w+|SYNCS\.\w+|M
 
 
 def instructions(path):
-    """Of the main kernel: the text of each, and where labels are."""
+    """The instructions of the main kernel, each as text, and the positions of labels."""
     text = subprocess.run([os.environ.get("NVDISASM", "nvdisasm"), "-c", path], capture_output=True, text=True, check=True).stdout
     main = next(x for x in re.split(r"\n\s*\.section\s+", text) if re.match(r"\.text\.attention_(forward|backward),", x))
     found, labels = [], {}
@@ -22,7 +22,7 @@ def instructions(path):
 for path in sys.argv[1:]:
     found, labels = instructions(path)
     back = ((labels[to[1]], at) for at, x in enumerate(found) if (to := re.search(r"BRA.*?(\.L_x_\d+)", x)) and labels.get(to[1], at + 1) <= at)
-    # The first that holds products is the innermost.
+    # The first loop that has products is the innermost.
     first, last = next((a, b) for a, b in back if any("HGMMA" in x for x in found[a : b + 1]))
     body = found[first : last + 1]
     kinds = collections.Counter(re.sub(r"^@!?U?P\w+ ", "", x).split()[0].split(".")[0] for x in body)

@@ -1,4 +1,4 @@
-"""Draws `docs/h200.svg` from what a GPU was measured at: plot.py ROWS.jsonl OUT.svg, where the rows are those of
+"""Draws `docs/h200.svg` from measurements of a GPU: plot.py ROWS.jsonl OUT.svg, where the rows are those of
 `qkv bench --device cuda --against torch --json`."""
 import json, sys
 

@@ -1,9 +1,9 @@
-"""Attention by its definition, in float64, with everything the kernels know: what they are held to."""
+"""Attention by its definition, in float64, with every feature of the kernels: the reference they are checked against."""
 import torch
 
 
 def philox_keep(seed, b, h, n, m, threshold, device):
-    """[b, h, n, m] booleans: kept. Counter (j / 8, i, head, sequence), 16 bits a score."""
+    """[b, h, n, m] booleans: kept. Counter (j / 8, i, head, sequence), 16 bits per score."""
     groups = -(-m // 8)
     B, H, I, G = torch.meshgrid(*(torch.arange(x, device=device, dtype=torch.int64) for x in (b, h, n, groups)), indexing="ij")
     w = [G, I, H, B]

@@ -1,4 +1,4 @@
-"""Checks and times the Hopper kernels on the GPU: run.py SUITE [MODULES_DIR]. Each suite is a process of its own."""
+"""Checks and times the Hopper kernels on the GPU: run.py SUITE [MODULES_DIR]. Each suite is a separate process."""
 import os, sys, time, json, torch, torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 import host, reference
@@ -28,13 +28,13 @@ def in_fragments(tile):
     return tile.reshape(rows, columns // 8, 4, 2).transpose(1, 2).reshape(rows, columns)
 
 
-PROCESSORS, LEAST = 132, 1024  # which rows are cut is counted for; tokens of a split, at least
+PROCESSORS, LEAST = 132, 1024  # the number for which rows are split; the fewest tokens of a split
 
 
 def cut(rows, heads, least, processors=PROCESSORS, split=None):
-    """Rows (first entry, how many, tile) as the kernels take them, some of them cut into split_results, as `tile_list.rs` does it; then how many slots that takes,
-    and how many rows come before all others. Cut are those that are more than twice as long as the mean, and longer than 80 % of what each of so
-    many processors has to do, into split_results of no more than 67 % of that. `split`, for checks: all rows of more tiles, into split_results of so many."""
+    """Rows (first entry, how many, tile) in the layout of the kernels, some of them split, as in `tile_list.rs`; then how many slots the splits take, and how
+    many rows come before all others. Rows are split if they are more than twice as long as the mean, and longer than 80 % of the work of each of this
+    many processors, into splits of no more than 67 % of that. `split`, for checks: split all rows of more tiles, into splits of this many."""
     total, slots, out, progress = sum(row[1] for row in rows), 0, [], []
     is_long = lambda count: count * len(rows) > 2 * total and 5 * count * processors > 4 * total * heads and count >= 2 * least
     parts = lambda count: min(-(-3 * count * processors // (2 * total * heads)), count // least, 64)
@@ -58,7 +58,7 @@ def cut(rows, heads, least, processors=PROCESSORS, split=None):
 
 
 def plan_of(keep, M, N, turned=False, heads=1, **cuts):
-    """The plan of a [n, m] mask of booleans that so many heads (backward: of keys) share; partial tiles by bits. `cuts`: as `cut` takes them."""
+    """The plan of a boolean mask [n, m] that this many heads (backward: key heads) share, with bits for partial tiles. `cuts`: arguments of `cut`."""
     n, m = keep.shape
     tn, tm = -(-n // M), -(-m // N)
     padded = torch.zeros(tn * M, tm * N, dtype=torch.bool)
@@ -78,7 +78,7 @@ def plan_of(keep, M, N, turned=False, heads=1, **cuts):
             if progress[i, j]:
                 entries.append((b, 0xFFFFFFFF, int(turn[i, j]), 0))
             else:
-                # Which 64 of the row's own, queries or keys, have no pair here.
+                # Which groups of 64 of the row's own queries or keys have no pair here.
                 own = (tiles[i, j].T if turned else tiles[i, j]).reshape(-1, 64 * (M if turned else N)).any(-1)
                 idle = sum(1 << 28 + g for g, some in enumerate(own.tolist()) if not some)
                 entries.append((b | 1 << 31 | idle, len(bits), int(turn[i, j]), 0))
@@ -92,14 +92,14 @@ def plan_of(keep, M, N, turned=False, heads=1, **cuts):
 
 
 def cut_plan(plan, **cuts):
-    """The plan with its rows cut otherwise."""
+    """The plan with its rows split differently."""
     rows, slots, long = cut(*plan["_rows"], **cuts)
     rows_on_card = torch.tensor(rows, dtype=torch.int64).to(torch.uint32).view(torch.int32).cuda()
     return dict(plan, list_rows=rows_on_card, list_row_count=len(rows), _long=long, _slots=slots)
 
 
 def segment_room(b, n, m, turned):
-    """Room for the ranges of packed sequences, which `segment_ranges` fills."""
+    """Memory for the ranges of packed sequences, which `segment_ranges` fills."""
     rows = m if turned else n
     room = lambda *s: torch.full(s, 0x55, device="cuda", dtype=torch.int32)
     return dict(ranges=room(b * rows, 2), extents=room(b * -(-rows // 64), 4), order=room(b * -(-rows // 64)), _ranges=(-(-rows // 256) * b, 1))
@@ -197,7 +197,7 @@ BANDS = [
     dict(shape=(2, 4, 4, 500, 200), band=(BIG, 0), offset=-300), dict(shape=(1, 2, 1, 700, 700), band=(30, 17)), dict(shape=(2, 70, 70, 800, 800), band=(200, 0)),
     dict(shape=(1, 2, 2, 1000, 1000), band=(BIG, 5), offset=-7), dict(shape=(1, 3, 3, 300, 900), band=(100, 100), offset=400),
 ]
-# Rows that are cut: of every length, some of them emptied by lengths; and as masks have them.
+# Split rows: of every length, some of them emptied by lengths; and as they occur in masks.
 CUT = [dict(shape=(2, 4, 2, 1000, 1000), globals=[0, 500, 999], split=2), dict(shape=(2, 2, 2, 333, 1517), bits=True, split=1), dict(shape=(1, 4, 1, 1900, 333), globals=[9, 10], split=2)]
 SPECIAL = {
     "planall": [dict(shape=(3, 4, 2, 600, 600), globals=[0, 333], split=1, lengths=[600, 77, 0], shape_=1, sinks=True, drop=0.25), dict(shape=(2, 2, 2, 200, 900), bits=True, split=1, lengths=[900, 300], shape_=1, sinks=True, drop=0.1)],
@@ -324,7 +324,7 @@ def grid(ds=(64, 128, 256), ns=(512, 2048, 8192, 16384)):
 
 
 def measure(calls, rounds=5, budget=0.02):
-    """Median seconds of each call, the rounds alternating."""
+    """Median seconds of each call, in alternating rounds."""
     times = {name: [] for name in calls}
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     count = {}
@@ -336,7 +336,7 @@ def measure(calls, rounds=5, budget=0.02):
         count[name] = max(2, int(budget / (start.elapsed_time(stop) / 1e3 + 1e-9)))
     import random
     for _ in range(rounds):
-        # A call runs slower after one that heats the GPU: the order is drawn anew each round.
+        # A call runs slower after one that heats the GPU, so each round has a new random order.
         for name, call in random.sample(list(calls.items()), len(calls)):
             start.record()
             for _ in range(count[name]):
@@ -348,7 +348,7 @@ def measure(calls, rounds=5, budget=0.02):
 
 
 def measure_cold(calls, rounds=5, each=12):
-    """Median seconds of single calls, each after the cache was swept, the rounds in an order drawn anew."""
+    """Median seconds of single calls, each with a cold cache, in a new random order each round."""
     import random
     sweep = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
     times = {name: [] for name in calls}
@@ -400,7 +400,7 @@ def time_forward(variants, anchors=("cudnn",), ns=(512, 2048, 8192, 16384), ds=(
     return ratios
 
 
-# What is timed beside a progress backward call: the main kernel is the rest, since it cannot run twice over what was prepared.
+# Kernels timed in addition to a whole backward call: the main kernel is the rest, since it cannot run twice on the same preparation.
 PARTS = ("before", "measure", "prepare")
 
 
@@ -450,7 +450,7 @@ def kept_tiles(keep, M, N):
 
 
 def mask_cases(n, b):
-    """By name: the kind of kernel, the [n, n] booleans, the options. Drawn from SEED, anew for each width."""
+    """By name: the kind of kernel, the [n, n] booleans, the options. Drawn from SEED, separately for each width."""
     torch.manual_seed(int(os.environ.get("SEED", time.time())))
     i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
 
@@ -482,7 +482,7 @@ def mask_cases(n, b):
 
 
 def with_mask(kind, keep, opts, mod, b, h, n, turned):
-    """The options of a call: with its list, or room for its ranges."""
+    """The options of a call, with its list or memory for its ranges."""
     if kind == "plan":
         return dict(opts, **plan_of(keep, mod.M, mod.N, turned, h))
     return dict(opts, **segment_room(b, n, n, turned)) if kind[:3] == "seg" else dict(opts)
@@ -520,7 +520,7 @@ def time_masks(ds=(64, 128), n=6144):
 
 
 if __name__ == "__main__":
-    torch.manual_seed(int(os.environ.get("SEED", time.time())))  # what masks are drawn from
+    torch.manual_seed(int(os.environ.get("SEED", time.time())))  # the seed of the masks
     from variants import FORWARD, BACKWARD, CHECKS
     suite = sys.argv[1]
     if suite == "check_forward":

@@ -1,9 +1,9 @@
-"""Which modules are built, by name: (source, defines). `c` names are for checks: a wait that hangs traps."""
+"""Which modules are built, by name: (source, defines). `c` names are for checks: a wait that takes too long continues instead of hanging."""
 FORWARD = {}
 for d in (64, 128, 256):
     FORWARD[f"f{d}"] = dict(HEAD_DIM=d)
     FORWARD[f"f{d}b"] = dict(HEAD_DIM=d, BAND=1)
-# Variants to be timed beside the first choice.
+# Variants to be timed against the first choice.
 TRIALS = {
     "f128_n176": dict(HEAD_DIM=128, FWD_N=176),
     "f128_n160": dict(HEAD_DIM=128, FWD_N=160),

@@ -1,4 +1,4 @@
-// The backward pass, without atomics: every number is summed by one block in one order. Two kernels recompute the
+// The backward pass, without atomics: every number is summed by one block in a fixed order. Two kernels recompute the
 // scores: one walks the keys of a query tile for dQ, the other walks the queries of a key tile, over all query heads of
 // the group, for dK and dV.
 
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_queries(const __g
 #endif
 
 #ifdef BACKWARD_KEYS
-// FOR_K and FOR_V select dK and dV; both, where the registers hold both accumulators.
+// FOR_K and FOR_V select dK and dV; both, if the registers hold both accumulators.
 __device__ __forceinline__ void keys_tile(const GeneralParams& params, int tile, int bk) {
     SHARED(shared);
     T* k = (T*)shared;                        // [ROWS, LD]
@@ -244,8 +244,8 @@ __device__ __forceinline__ void keys_tile(const GeneralParams& params, int tile,
         }
     }
 #if FOR_K
-    // A gradient that is small already is not made smaller before f16 rounds it: the scale comes last, unless heads
-    // that share these keys have scales of their own.
+    // The scale comes last, so that a small gradient does not get even smaller before it is rounded to f16, unless the
+    // heads that share these keys have different scales.
     float shared_scale = params.learned_scale ? 1.0f : params.scale;
     store_rows(params.d_k, b, key_head, first + warp * 16, params.m, params.d, of_k, shared_scale, shared_scale);
 #endif

@@ -1,4 +1,4 @@
-// The forward pass: a block takes ROWS queries of a head and walks the key tiles that are not masked, with an online
+// The forward pass: a block handles ROWS queries of a head and walks the key tiles that are not masked, with an online
 // softmax. With splits, each block walks one split of the keys, and merge.cu combines them.
 
 __device__ __forceinline__ void forward_tile(const GeneralParams& params, int tile, int bh) {

@@ -1,6 +1,6 @@
 // The interpreter of mask programs (postfix): for one pair (`mask_allows`) and for a whole tile (`verdict`). Each
-// operation has the meaning of `Mask::allows` in qkv. A verdict is conservative: a tile that is empty or full may be
-// called partial, never the reverse.
+// operation means what it means in `Mask::allows` of qkv. A verdict is conservative: a tile that is empty or full may
+// be called partial, never the reverse.
 
 __device__ __forceinline__ i64 floor_div(i64 a, i64 b) {
     i64 q = a / b;

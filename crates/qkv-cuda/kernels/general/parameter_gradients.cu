@@ -1,5 +1,5 @@
-// Gradients of a bias tensor, a relative table, a learned scale and sinks: sums of score gradients over whatever shares
-// a parameter. Scores are recomputed; every sum has one order.
+// Gradients of a bias tensor, a relative table, a learned scale and sinks: sums of score gradients over everything that
+// shares a parameter. Scores are recomputed; every sum has a fixed order.
 
 // The score gradients of one tile, in registers: backward_queries without the final product.
 __device__ __forceinline__ void tile_gradients(const GeneralParams& params, const Head& head, const T* q,
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_bias(const __grid
 
 #ifdef BACKWARD_TABLE
 // A block walks every table_part_count-th query tile of the heads that share a row of the table, and sums each entry in
-// one order. `reduce_table` adds the parts.
+// a fixed order. `reduce_table` adds the parts.
 extern "C" __global__ void __launch_bounds__(THREADS) backward_table(const __grid_constant__ GeneralParams params) {
     SHARED(shared);
     T* q = (T*)shared;

@@ -1,7 +1,7 @@
 // From the product of a query and a key to the score that the softmax sees: scale, temperature, soft-cap, bias, mask.
 // One pair at a time.
 
-// What the scores of a head have in common.
+// What all scores of a head share.
 struct Head {
     int b, h, key_head;
     float scale, slope; // slope: ALiBi
@@ -28,7 +28,7 @@ __device__ __forceinline__ i64 table_entry(const GeneralParams& params, i64 p, i
     return max_i64(-params.reach, min_i64(params.reach, j - p)) + params.reach;
 }
 
-// `full`: no pair of the tile is masked. Not inlined: it is long, and the fast path has full tiles with plain scores.
+// `full`: no pair of the tile is masked. Not inlined: it is long, and full tiles with plain scores take the fast path.
 __device__ __noinline__ ModifiedScore finish_score(const GeneralParams& params, const Head& head, float raw, int i,
                                                    int j, i64 p, bool full) {
     ModifiedScore made;
@@ -105,8 +105,8 @@ __device__ __forceinline__ void key_extent(const GeneralParams& params, int firs
     extent.j1 = first + count - 1 < params.m ? first + count - 1 : params.m - 1;
 }
 
-// Classifies up to 32 tiles from `base` on against a tile of the other side, one per lane: returns a bit for each that
-// keeps any pair, and in `full` for each that keeps all. All warps of a block get the same answer.
+// Classifies up to 32 tiles from `base` on against a tile of the other side, one per lane: returns a bit for each tile
+// that keeps any pair, and in `full` a bit for each that keeps all. All warps of a block get the same result.
 __device__ __forceinline__ u32 classify_tiles(const GeneralParams& params, int b, TileExtent extent, bool of_keys,
                                               int base, int end, u32& full) {
     int tile = base + int(threadIdx.x % 32);

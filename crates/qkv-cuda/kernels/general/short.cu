@@ -1,11 +1,11 @@
-// Short sequences: a block has all queries and keys of a head, at most ROWS and COLS of them, so that there are no
-// tiles to walk and no running maximum. The mask is a band and a number of keys; scores are scaled products. The
+// Short sequences: a block holds all queries and keys of a head, at most ROWS and COLS of them, so there are no tiles
+// to walk and there is no running maximum. The mask is a band and a number of keys; scores are scaled products. The
 // backward pass computes the weights once, and all three gradients from them.
 
 #define LDT (ROWS + PAD) // leading dimension of a transposed tile of weights
 #define VECTOR 8         // elements of 16 bytes
 
-// A tile of TILE rows on its way from global to shared memory: the loads of several tiles are in flight at once.
+// A tile of TILE rows in flight from global to shared memory: the loads of several tiles overlap.
 template <int TILE> struct TileLoad {
     static const int VECTORS = TILE * (WIDTH / VECTOR);
     static const int EACH = (VECTORS + THREADS - 1) / THREADS;
@@ -47,7 +47,7 @@ template <int TILE> struct TileLoad {
     }
 };
 
-// Stores a warp's 16 accumulator rows through its rows `stage` of shared memory, 16 bytes at a time where they may be.
+// Stores a warp's 16 accumulator rows through its rows `stage` of shared memory, 16 bytes at a time if `vectorized`.
 template <int N> __device__ __forceinline__ void store_staged(const Tensor& to, T* stage, int b, int h, int first,
                                                               int len, int width, bool vectorized,
                                                               const float (&from)[N][4], float rescale0,
@@ -99,8 +99,9 @@ __device__ __forceinline__ u32 select_word(const u32 (&words)[4], int at) {
     return at & 2 ? high : low;
 }
 
-// The dropout factors of a warp's weights, in their layout. A block of random bits is for eight keys of a query, and
-// each of the four lanes that share the row uses one of its words: every lane draws one block, then they exchange.
+// The dropout factors of a warp's weights, in their layout. A block of random bits covers eight keys of a query, and
+// each of the four lanes that share the row uses one of its words: every lane draws one block, then the lanes exchange
+// words.
 __device__ __forceinline__ void dropout_factors(const GeneralParams& params, int b, int h, int row,
                                                 float (&factors)[PARTS][4]) {
     int t = threadIdx.x % 4;
@@ -120,7 +121,7 @@ __device__ __forceinline__ void dropout_factors(const GeneralParams& params, int
     }
 }
 
-// acc += A · B, for a warp's 16 rows A of weights in registers: the layout of a result is that of an operand.
+// acc += A · B, for a warp's 16 rows A of weights in registers: a result has the layout of an operand.
 template <int N> __device__ __forceinline__ void accumulate_registers(float (&acc)[N][4], const float (&a)[PARTS][4],
                                                                       const T* b) {
 #pragma unroll
@@ -148,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_forward(const __grid
     load_q.store(q);
     load_k.store(k);
     bool nonfinite = __syncthreads_or(!load_v.store(v));
-    if (warp >= ROWS / 16) return; // these warps were for loading
+    if (warp >= ROWS / 16) return; // these warps only load
 
     float s[PARTS][4];
     clear(s);
@@ -226,7 +227,7 @@ __device__ __forceinline__ void row_statistics(const GeneralParams& params, int 
     }
 }
 
-// dQ of a warp's 16 queries; their weights and the gradients of their scores, transposed, for the keys.
+// Computes dQ of a warp's 16 queries, and stores their weights and score gradients, transposed, for the keys.
 __device__ __forceinline__ void short_queries(const GeneralParams& params, int b, int h, int keys, const T* q,
                                               const T* k, const T* v, const T* d_out, T* out, T* weights, T* d_scores,
                                               bool nonfinite_k) {
@@ -265,12 +266,12 @@ __device__ __forceinline__ void short_queries(const GeneralParams& params, int b
     } else {
         accumulate_registers(acc, d, k);
     }
-    // The scale comes last: a gradient that is small already is not made smaller before it is rounded.
+    // The scale comes last, so that a small gradient does not get even smaller before it is rounded.
     store_staged(params.d_q, out, b, h, warp * 16, params.n, params.d, params.vectorized >> 5 & 1, acc, params.scale,
                  params.scale);
 }
 
-// A warp's 16 keys: `a`, [COLS, LDT], times rows of the queries, to `to` through `stage`.
+// For a warp's 16 keys, stores `a`, [COLS, LDT], times rows of the queries to `to` through `stage`.
 __device__ __forceinline__ void short_keys(const GeneralParams& params, const Tensor& to, int b, int h, const T* a,
                                            const T* rows, T* stage, int width, bool vectorized, float scale,
                                            bool nonfinite) {

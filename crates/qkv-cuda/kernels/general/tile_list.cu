@@ -1,5 +1,6 @@
 // Classifies every tile of a mask that does not depend on the data, when a plan is made: tile_list.rs turns the
-// verdicts into the lists that Hopper's kernels walk. A block of 128 threads takes one tile of QUERY_TILE × KEY_TILE.
+// verdicts into the lists that Hopper's kernels walk. A block of 128 threads classifies one tile of QUERY_TILE ×
+// KEY_TILE.
 
 #define WORDS (QUERY_TILE * KEY_TILE / 32) // words of a tile's bits
 

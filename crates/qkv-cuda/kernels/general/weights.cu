@@ -1,4 +1,5 @@
-// Weights on demand, recomputed from q, k and the log-sum-exp: a rectangle of one head, as it is or pooled to cells.
+// Weights on demand, recomputed from q, k and the log-sum-exp: a rectangle of one head, either in full or pooled to
+// cells.
 
 __device__ __forceinline__ void tile_weights(const GeneralParams& params, const Head& head, const T* q, const T* k,
                                              int first, int j0, float (&s)[PARTS][4]) {
@@ -45,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) weights(const __grid_const
         }
 }
 
-// The rows (or columns) of a range of `len` that cell `at` of `cells` covers: `each` of them, the last cell what is
-// left; or, if `each` is 0, an even share, at least one.
+// The rows (or columns) of a range of `len` that cell `at` of `cells` covers: `each` of them, or what is left for the
+// last cell; if `each` is 0, an even share of at least one.
 __device__ __forceinline__ void cell_of(i64 at, i64 len, i64 cells, i64 each, i64& start, i64& end) {
     start = each ? at * each : at * len / cells;
     end = each ? min_i64(start + each, len) : max_i64((at + 1) * len / cells, start + 1);

@@ -4,8 +4,8 @@
 #else
 #define OFFSET_OF(type, member) __builtin_offsetof(type, member)
 #endif
-// Keys of one split, where the keys of a few queries are shared among blocks (Flash-Decoding). It must not depend
-// on the device or the batch: the order in which a row is summed depends on it.
+// Keys per split when the keys of a few queries are divided among blocks (Flash-Decoding). It must not depend on
+// the device or the batch, because it determines the order in which a row is summed.
 #define SPLIT_KEYS 512
 // Rows of the tiles that Hopper's kernels mark for recomputation by the general kernels.
 #define RECOMPUTE_ROWS 64
@@ -16,13 +16,13 @@
 #define STORE_DK 2u
 #define STORE_DV 4u
 #define STORE_DQ 8u
-// Entry of a tile list, first word: the tile is masked in part. Its bits are at the index in the second word.
+// Tile list entry, first word: the tile is partially masked; the second word is the index of its bits.
 #define PARTIAL_TILE 2147483648u
-// Entry of a tile list, first word, shifted by the warpgroup: its 64 rows have no pair in a partial tile.
+// Tile list entry, first word, shifted by the warpgroup: its 64 rows have no visible pair in the partial tile.
 #define EMPTY_GROUP 268435456u
-// Entry of a tile list, second word: the tile is full and has no bits.
+// Tile list entry, second word: the tile is full and has no bits.
 #define NO_BITS 4294967295u
-// Row of a tile list, fourth word: where the index of a split and the count of a row's splits begin.
+// Tile list row, fourth word: bit positions of a split's index and of its row's number of splits.
 #define SPLIT_INDEX_SHIFT 16u
 #define SPLIT_COUNT_SHIFT 24u
 // Generated from qkv's table of opcodes (qkv::engine::mask_constants).
@@ -98,7 +98,7 @@ struct GeneralParams {
     const int* buckets_q; // [B, H, N, rounds]
     const int* buckets_k; // [B, Hk, M, rounds]
     int* extents_q; // smallest and largest segment of each query tile, [B, tiles, 2]
-    int* extents_k; // the same of each key tile
+    int* extents_k; // the same for each key tile
     float* lse; // [B, H, N]
     float* entropy; // [B, H, N]
     const float* d_lse; // [B, H, N]
@@ -111,7 +111,7 @@ struct GeneralParams {
     float* split_entropy; // [splits, B, H, N]
     float* table_parts; // [table_part_count, H or 1, 2·reach + 1]
     float* result; // weights, pooled weights, tile verdicts or converted sinks
-    float* pooled_columns; // weights pooled over rows, [height, cols]; or the tiles whose bits are filled
+    float* pooled_columns; // weights pooled over rows, [height, cols]; or the tiles whose bits are to be filled
     const u32* recompute_any; // null, or whether any tile is marked for recomputation
     const u32* recompute_tiles; // null, or the marks, [B, H or Hk, tiles]
     i64 bits_batch, bits_head, bits_row, bits_col;
@@ -147,11 +147,11 @@ struct GeneralParams {
     int height;
     int width;
     int pool; // 0: the largest weight of a cell, 1: the mean
-    int cell_rows; // weights a cell of the pooled result covers; 0: cells share them evenly
+    int cell_rows; // weights covered by a cell of the pooled result; 0: divided evenly among cells
     int cell_cols;
     int table_part_count;
-    int vectorized; // bits of q, k, v, out, d_out, d_q, d_k, d_v: rows can be read or written 16 bytes at a time
-    int band_left, band_right; // keys that a query sees before its position and after it; for short sequences alone
+    int vectorized; // a bit for each of q, k, v, out, d_out, d_q, d_k, d_v: rows can be accessed 16 bytes at a time
+    int band_left, band_right; // keys that a query sees before and after its position; only for short sequences
     int mask_ops;
     int plain_scores; // scores are scaled products: no cap, no bias
     MaskOp mask[MAX_MASK_STEPS];

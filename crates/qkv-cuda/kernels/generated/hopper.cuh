@@ -4,8 +4,8 @@
 #else
 #define OFFSET_OF(type, member) __builtin_offsetof(type, member)
 #endif
-// Keys of one split, where the keys of a few queries are shared among blocks (Flash-Decoding). It must not depend
-// on the device or the batch: the order in which a row is summed depends on it.
+// Keys per split when the keys of a few queries are divided among blocks (Flash-Decoding). It must not depend on
+// the device or the batch, because it determines the order in which a row is summed.
 #define SPLIT_KEYS 512
 // Rows of the tiles that Hopper's kernels mark for recomputation by the general kernels.
 #define RECOMPUTE_ROWS 64
@@ -16,13 +16,13 @@
 #define STORE_DK 2u
 #define STORE_DV 4u
 #define STORE_DQ 8u
-// Entry of a tile list, first word: the tile is masked in part. Its bits are at the index in the second word.
+// Tile list entry, first word: the tile is partially masked; the second word is the index of its bits.
 #define PARTIAL_TILE 2147483648u
-// Entry of a tile list, first word, shifted by the warpgroup: its 64 rows have no pair in a partial tile.
+// Tile list entry, first word, shifted by the warpgroup: its 64 rows have no visible pair in the partial tile.
 #define EMPTY_GROUP 268435456u
-// Entry of a tile list, second word: the tile is full and has no bits.
+// Tile list entry, second word: the tile is full and has no bits.
 #define NO_BITS 4294967295u
-// Row of a tile list, fourth word: where the index of a split and the count of a row's splits begin.
+// Tile list row, fourth word: bit positions of a split's index and of its row's number of splits.
 #define SPLIT_INDEX_SHIFT 16u
 #define SPLIT_COUNT_SHIFT 24u
 struct HopperParams {
@@ -49,16 +49,16 @@ struct HopperParams {
     const int* lengths; // [batch]
     const int* segments_q; // [batch, n]
     const int* segments_k; // [batch, m]
-    const uint4* list_rows; // tile list: first entry, count, tile, split
-    const uint4* list_entries; // tile list: tile with flags, index of bits, 0, 0
-    const u32* list_bits; // tile list: bits of partial tiles
-    int list_stride_b; // rows of the tile list from one sequence to the next, 0 where all share it
+    const uint4* list_rows; // rows of the tile list: first entry, count, tile, split
+    const uint4* list_entries; // entries of the tile list: tile with flags, index of bits, 0, 0
+    const u32* list_bits; // tile list: bits of the partial tiles
+    int list_stride_b; // rows of the tile list from one sequence to the next, 0 if all share them
     int list_stride_h;
     const void* bias;
     i64 bias_b, bias_h, bias_i, bias_j;
     const float* alibi; // ALiBi slopes, [heads_q]
     const float* sinks; // [heads_q]
-    u32* scheduler_counter; // two words, zero before the launch and left zero
+    u32* scheduler_counter; // two words, zero before and after the launch
     const u16* d_out;
     i64 d_out_b, d_out_h, d_out_i;
     const float* d_lse; // [batch, heads_q, n] or null
@@ -89,7 +89,7 @@ struct HopperParams {
     u32* tickets; // claims on tiles of dq_sum, [batch · heads_q, query tiles]
     u32* progress; // progress counters, [3 · batch · heads_k + 6]: backward_producer.cuh
     u32 tma_stores; // STORE_* bits: results with a valid tensor map
-    int list_row_count; // rows of the tile list, for each sequence and head
+    int list_row_count; // number of rows in the tile list, per sequence and head
     float* split_results; // partial results of split rows, [slots, batch · heads, …]
     u32* split_arrivals; // arrivals at a split row, counted at its first slot, [slots, batch · heads, warps]
     int prepared_heads; // key heads preprocessed before the main kernel; the others are preprocessed beside it

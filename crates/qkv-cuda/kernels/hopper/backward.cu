@@ -1,17 +1,17 @@
 // Backward on Hopper. attention_backward_absmax finds the largest key and value of each head,
 // attention_backward_preprocess computes delta and the other row statistics; the main kernel does the five products and
-// converts dq at the end. Each may be a dependent launch, and waits by itself for the kernel before. Where it pays,
-// absmax and preprocess handle only the first heads, and attention_backward_overlapped_prep all others beside the main
+// converts dq at the end. Each may be a dependent launch, and itself waits for the preceding kernel. If it pays, absmax
+// and preprocess handle only the first heads, and attention_backward_overlapped_prep handles all others beside the main
 // kernel; it also converts dq of finished heads.
 //
 // In the main kernel a block owns kBlockN keys of a head and walks the query tiles that see them, in every query head
 // of the group, from the last tile to the first. Scores are transposed, [keys, queries], so that P and dS are in
 // registers as operands A of dV and dK; only dS goes to shared memory, for dQ. TMA adds dQ tiles of all blocks in
-// global memory, in whatever order they come.
+// global memory, in whatever order they arrive.
 //
-// The result is still deterministic, because dQ is added in fixed point: each row has a power-of-two scale from
-// preprocessing, from a bound of what it can be (dq_scale.cuh): a unit of 2^−30 of that never overflows, and is 2^−20
-// of the error of rounding a single weight to 16 bits. FREE_ORDER adds floats instead.
+// The result is still deterministic, because dQ is added in fixed point: preprocessing gives each row a power-of-two
+// scale, from a bound on its elements (dq_scale.cuh). A unit of 2^−30 of that bound never overflows, and is 2^−20 of
+// the error of rounding a single weight to 16 bits. FREE_ORDER adds floats instead.
 #ifndef ADD_TO_DESCRIPTOR
 #define ADD_TO_DESCRIPTOR 1
 #endif
@@ -92,7 +92,8 @@ extern "C" __device__ const int backward_sizes[7] = {kBlockM,     kBlockN,      
 #include "overlapped_prep.cuh"
 
 #if TILE_LIST
-// Stores dk and dv of one split of a row. True for the last split to arrive, which then has the combined result.
+// Stores dk and dv of one split of a row. Returns true for the last split to arrive, which then has the combined
+// result.
 template <int COUNT> INLINE bool combine_splits(const HopperParams& params, const WorkTile& w, u32 split,
                                                 float (&dk)[COUNT], float (&dv)[COUNT]) {
     constexpr int UNITS = COUNT / 4;
@@ -166,8 +167,8 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
                 int4 about = shared.get_step(at_q);
                 Tile tile(params, w, about, group, seen);
                 more = about.w & MORE_STEPS;
-                // None of the pairs is this warpgroup's: only the other's dq is left to multiply. By a vote, so that
-                // the compiler knows it to be warp-uniform; otherwise products are serialized.
+                // This warpgroup has none of the pairs: only the other's part of dq is left to multiply. Decided by a
+                // vote, so that the compiler knows it to be warp-uniform; otherwise products are serialized.
                 if constexpr (BWD_SKIP_EMPTY) {
                     if (__any_sync(~0u, tile.nothing)) {
                         int other = 1 - group;
@@ -261,15 +262,15 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
                 for (int i = 0; i < COLUMNS / 2; i++) dp[i] *= slope[i];
 #endif
                 round_fragment(slopes, dp);
-                // TMA has read the previous dk and dv from here.
+                // Wait until TMA has read the previous dk and dv from here.
                 tma_store_wait_read();
                 __syncwarp();
                 store_tile<COLUMNS / 4, kBlockN>(shared.ds(at_s) + (SPLIT_WIDTH ? 0 : group * 64 * 128), slopes,
                                                  SPLIT_WIDTH ? group * COLUMNS / 8 : 0);
                 fence_async_proxy_shared();
                 named_sync(1, 256);
-                // dq = ds · k; dk += dsᵀ · q; then the scores of the next step (after the last one, of stale data: the
-                // wgmma pipeline keeps one shape).
+                // dq = ds · k; dk += dsᵀ · q; then the scores of the next step (after the last one, from stale data, so
+                // that the wgmma pipeline keeps one shape).
                 if constexpr (SPLIT_WIDTH) {
                     fence_registers(dv), fence_registers(dk);
                     wgmma_fence();
@@ -336,8 +337,9 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
             __syncwarp();
             if (!SPLIT_WIDTH && elected) shared.k_empty(at_k).arrive(), shared.v_empty().arrive();
         }
-        // Epilogue: dk goes through the buffer of ds, or at width 256 of the values; dv likewise, or, where there is no
-        // space, through the staging buffer of dq once its last part is stored. Each warp uses only its own rows.
+        // Epilogue: dk is stored through the buffer of ds or, at width 256, that of the values; dv likewise or, if
+        // there is no space, through the staging buffer of dq once its last part is stored. Each warp uses only its own
+        // rows.
         int from = SPLIT_WIDTH ? group * 128 : 0, key = w.tile * kBlockN + (SPLIT_WIDTH ? 0 : group * 64),
             warp = threadIdx.x >> 5 & 3;
         u32 room_k = SPLIT_WIDTH ? shared.v() + group * 2 * kBlockN * 128 : shared.ds(0) + group * 64 * 128;

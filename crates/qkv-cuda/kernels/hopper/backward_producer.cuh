@@ -61,7 +61,7 @@ struct Shared {
     INLINE int4 get_visible(u32 i, int group) const {
         return load_shared4(base + WORK_AT + i * WORK_BYTES + 16 + group * 16);
     }
-    // For single threads, which need the row of the list: false when there are no more tiles.
+    // Takes the next tile, for single threads, which need the row of the list; false if there are no more tiles.
     INLINE bool take_work(Ring<SCHEDULER_STAGES>& next, WorkTile& w) const {
         work_full(next.place).wait(next.parity);
         int4 x = get_work(next.place);
@@ -93,7 +93,7 @@ INLINE u32 load_acquire(const u32* at) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
     return x;
 }
-// Release: who sees the word afterwards also sees what this thread wrote before.
+// Release: whoever sees the word afterwards also sees what this thread wrote before.
 INLINE void or_release(u32* at, u32 bits) {
     asm volatile("red.or.release.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory");
 }
@@ -123,12 +123,12 @@ INLINE int work_per_head(const HopperParams& params) {
     return TILE_LIST ? params.list_row_count : div_up(params.m, kBlockN);
 }
 
-// The scheduler: finds tiles ahead of the producer, and prefetches their keys and values. It alone waits for the
+// The scheduler: finds tiles ahead of the producer, and prefetches their keys and values. Only it waits for the
 // previous kernels; all other threads wait for it.
 INLINE void scheduler(const HopperParams& params, const Shared& shared, const TensorMap& map_k,
                       const TensorMap& map_v) {
     int tiles = work_per_head(params), total = tiles * params.heads_k * params.batch;
-    // If preprocessing overlaps this kernel, begin when that has begun.
+    // If preprocessing overlaps this kernel, start once it has started.
     if (params.prepared_heads < params.batch * params.heads_k)
         wait_until_at_least(params.progress + prep_started_at(params), 1), fence_async_proxy();
     else wait_on_dependency();
@@ -167,7 +167,7 @@ INLINE void scheduler(const HopperParams& params, const Shared& shared, const Te
         next.next();
         if (!more) break;
     }
-    // Nothing to wait for any more, but the next kernel relies on the end of the previous ones.
+    // Nothing here is left to wait for, but the next kernel relies on the previous ones having ended.
     wait_on_dependency();
     __threadfence();
     if (atomicAdd(params.scheduler_counter + 1, 1) == gridDim.x - 1)
@@ -196,7 +196,7 @@ INLINE void producer(const HopperParams& params, const Shared& shared, const Ten
             shared.v_full().expect(KV_BYTES);
             tma_load_tile<kBlockN, kHeadDim>(shared.v(), map_v, shared.v_full(), w.tile * kBlockN, w.head, w.batch);
         };
-        // In the order in which stages become free: the first queries before the keys and values.
+        // Load in the order in which stages become free: the first queries before the keys and values.
         bool first = walk.valid();
         if (!first) load_keys(), load_values();
 #pragma unroll 1
@@ -218,7 +218,7 @@ INLINE void producer(const HopperParams& params, const Shared& shared, const Ten
             tma_load_tile<kBlockM, kHeadDim>(shared.o(o.place), map_o, shared.o_full(o.place), row, head, w.batch);
             tma_load_bytes(shared.delta(o.place), params.delta + at, kBlockM * 4, shared.o_full(o.place));
             o.next();
-            // Of keys and values, the one whose stage is released first.
+            // Of keys and values, first the one whose stage is released first.
             if (BWD_RELEASE_V_FIRST && first) load_values(), load_keys();
             else if (first) load_keys(), load_values();
         }

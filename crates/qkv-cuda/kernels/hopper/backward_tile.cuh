@@ -7,7 +7,7 @@ struct Tile {
     int batch, head, key, query, query_tile, key_tile;
     bool partial, nothing; // nothing: no pair is visible
     u32 bits_of;
-    // `seen`: with segments, the queries that see all keys of the warpgroup, and some.
+    // `seen`: with segments, the queries that see all keys of the warpgroup, and those that see some.
     INLINE Tile(const HopperParams& params, const WorkTile& w, int4 step, int group, int4 seen)
         : params(params), batch(w.batch), head(step.y) {
         query_tile = step.x, key_tile = w.tile, bits_of = step.z, partial = step.w & (PARTIAL_FOR << group),
@@ -20,8 +20,8 @@ struct Tile {
         query = query_tile * kBlockM + (SPLIT_WIDTH ? group * COLUMNS : 0);
     }
 
-    // What a partial step loads from global memory. With segments once per tile: each lane has the range of one of its
-    // warp's 16 keys. With a tile list one step ahead: the bits of the thread's two keys.
+    // What a partial step loads from global memory. With segments, once per tile: each lane has the range of one of its
+    // warp's 16 keys. With a tile list, one step ahead: the bits of the thread's two keys.
     struct TileMask {
 #if SEGMENTS
         int2 range;
@@ -50,7 +50,7 @@ struct Tile {
 #endif
     }
 
-    // Scores to weights: exp(score − lse), 0 for masked pairs. `slope` receives the derivative of the soft-cap.
+    // Turns scores into weights: exp(score − lse), 0 for masked pairs. `slope` receives the derivative of the soft-cap.
     INLINE void compute_weights(float (&s)[COLUMNS / 2], float* slope, u32 lse, TileMask& look) const {
         int row = key + fragment_row(), column = query + fragment_column();
         float unit = params.scale * LOG2E;

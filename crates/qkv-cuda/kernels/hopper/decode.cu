@@ -1,7 +1,7 @@
-// Decoding on Hopper: one query per head against many keys, bound by memory bandwidth. Persistent blocks take one split
-// of a key head's keys after the other, for all query heads that share it, packed into up to 16 rows of a tensor-core
-// tile. One producer warp loads keys and values by TMA, 64 at a time, across the ends of splits; each of four consumer
-// warps computes with 16 of the 64. Masks and biases come from score.cuh. WIDTH = D = DV: 64, 128 or 256.
+// Decoding on Hopper: one query per head against many keys, bound by memory bandwidth. Persistent blocks process one
+// split of a key head's keys after another, for all query heads that share it, packed into up to 16 rows of a
+// tensor-core tile. One producer warp loads keys and values by TMA, 64 at a time, across the ends of splits; each of
+// four consumer warps computes with 16 of the 64. Masks and biases come from score.cuh. WIDTH = D = DV: 64, 128 or 256.
 
 #ifndef STAGES
 #define STAGES (WIDTH >= 128 ? 3 : 5)
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
                 for (int x = 0; x < 4; x++) s[part][x] += more[part][x];
             u32 kept[2] = {0xffffffffu, 0xffffffffu};
             if (split.full_tile && params.plain_scores && j0 + 16 <= end) {
-                // Rows that are no query are computed with zeros, and never stored.
+                // Rows that are not queries are computed with zeros, and never stored.
 #pragma unroll
                 for (int part = 0; part < 2; part++)
 #pragma unroll
@@ -246,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
             if (params.splits > 1) {
                 params.split_out[(split.number * in_all + at_row) * WIDTH + c] = x * by;
             } else {
-                // A single split: the sink joins here.
+                // With a single split, the sink is added here.
                 if (params.sinks) {
                     float sink = widen(params.sinks[h]), larger = fmaxf(most, sink);
                     float total = (sum == 0.0f ? 0.0f : sum * expf(most - larger)) +

@@ -1,8 +1,8 @@
-// Decoding on Hopper for the common case: the query sees every key, or the first lengths[b] of them, and scores are
+// Decoding on Hopper for the common case: the query sees all keys, or the first lengths[b] of them, and scores are
 // scaled products. As in decode.cu, a producer warp loads 64 keys and values at a time by TMA, and four consumer warps
 // compute with 16 of them each. Products are transposed: keys, then columns of the values, are the rows of the
-// tensor-core tile, and 8 · HEADS query heads its columns. That halves products and registers. Nothing is called: the
-// ring leaves too little L1 for a stack.
+// tensor-core tile, and 8 · HEADS query heads its columns. That halves products and registers. No function is called:
+// the ring leaves too little L1 for a stack.
 
 #ifndef HEADS // query heads of a group, in eights: 1 or 2
 #define HEADS 1
@@ -29,7 +29,7 @@ __device__ __forceinline__ u32 transposed(u32 x) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
-// Over the eight lanes that share a column of a fragment.
+// Reductions over the eight lanes that share a column of a fragment.
 __device__ __forceinline__ float column_max(float x) {
     for (int by = 4; by < 32; by *= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, by));
     return x;
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
                 weights[n][0] = transposed(pack_pair(s[n][0], s[n][1]));
                 weights[n][1] = transposed(pack_pair(s[n][2], s[n][3]));
             }
-            // A value that is not seen may be anything: a weight of 0 does not remove a NaN.
+            // A masked value may be anything: a weight of 0 does not remove a NaN.
             int left = split.end - (first + warp * 16 + 2 * t);
             u32 kept[2] = {kept_of_pair(left), kept_of_pair(left - 8)};
 #pragma unroll
@@ -254,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(160, BLOCKS)
                 continue;
             }
             if (params.sinks) {
-                // A single split: the sink joins here.
+                // With a single split, the sink is added here.
                 float sink = widen(params.sinks[h]), larger = fmaxf(lse, sink);
                 float in_all_of_it =
                     (lse == -INFINITE ? 0.0f : expf(lse - larger)) + (sink == -INFINITE ? 0.0f : expf(sink - larger));

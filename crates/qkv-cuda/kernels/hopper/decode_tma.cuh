@@ -1,7 +1,7 @@
 // Primitives of decoding by TMA: mbarriers, tile loads, and ldmatrix on swizzled tiles. A tile in shared memory is
 // [WIDTH / 64][kBlockN][64 elements], rows of 128 bytes with TMA's 128-byte swizzle.
 
-#define kBlockN 64                          // keys of a stage
+#define kBlockN 64                          // keys per stage
 #define KV_TILE_BYTES (kBlockN * WIDTH * 2) // bytes of the keys, and of the values, of a stage
 
 struct alignas(64) TensorMap {

@@ -17,7 +17,7 @@ INLINE void dq_accumulator(const HopperParams& params, const Shared& shared) {
         QueryTileWalk walk(params, w);
         int tile = 0;
         u32 ticket = 0;
-        // Claim the ticket of the next step early: an atomic takes long beside all the additions.
+        // Claim the ticket of the next step early: an atomic is slow alongside all the additions.
         auto claim = [&]() {
             if (!walk.valid()) return;
             tile = (w.batch * params.heads_q + walk.head) * query_tiles + walk.tile();
@@ -89,9 +89,9 @@ template <bool OVERLAPPED> INLINE void convert_dq_block(const HopperParams& para
         mark_for_recompute(params, params.recompute_q, bh, div_up(params.n, 64), row / 64);
 }
 
-// Converts finished heads, first heads first: each warp takes 16 rows of one tile after the other.
+// Converts finished heads, first heads first: each warp takes 16 rows of one tile after another.
 INLINE void convert_dq(const HopperParams& params, const Shared& shared, const TensorMap& map_dq) {
-    // Computed here: if it were known from before, the products would be compiled differently.
+    // Computed here: if it were available earlier, the compiler would compile the products differently.
     int group = (int)(threadIdx.x >> 7) - 1, warp = threadIdx.x >> 5 & 3, tiles = div_up(params.n, kBlockM),
         all = params.batch * params.heads_q * tiles, whole = -1;
     auto take = [&]() {
@@ -118,7 +118,7 @@ INLINE void convert_dq(const HopperParams& params, const Shared& shared, const T
                 float* to = x[i / 8] + i % 8 * 4;
                 to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
             }
-            // TMA has read the previous rows.
+            // Wait until TMA has read the previous rows.
             tma_store_wait_read();
             __syncwarp();
 #pragma unroll

@@ -1,4 +1,4 @@
-// Forward mainloop and epilogue on Hopper. Persistent blocks take query tiles of kBlockM rows. In the producer
+// Forward mainloop and epilogue on Hopper. Persistent blocks process query tiles of kBlockM rows. In the producer
 // warpgroup one thread loads queries, keys and values by TMA and another schedules tiles; each consumer warpgroup owns
 // 64 rows, with scores, softmax and output in its registers. The scores of the next key tile are multiplied during the
 // softmax of this one, and those of the next query tile during the epilogue. With ping-pong scheduling, one warpgroup
@@ -192,8 +192,8 @@ struct Softmax {
     float unit; // from scores to base-2 exponents
     INLINE Softmax(float unit) : unit(unit) { top[0] = top[1] = MINUS_INFINITY, sum[0] = sum[1] = 0.f; }
 
-    // Turns scores into weights; `grown` is the factor for output and sum so far. Both rows of a thread, each in two
-    // chains: latency bounds this, not throughput.
+    // Turns scores into weights; `grown` is the factor for output and sum so far. Both rows of a thread advance
+    // together, each in two chains: this is bound by latency, not by throughput.
     INLINE void step(float (&s)[kBlockN / 2]) {
         float peak[4] = {s[0], s[1], s[2], s[3]}, against[2], part[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
@@ -286,14 +286,14 @@ struct Rows {
 #endif
     }
 
-    // Whether the tile list says that these rows keep no pair of the tile. By a vote, so that the compiler knows the
+    // Whether, by the tile list, these rows keep no pair of the tile. Decided by a vote, so that the compiler knows the
     // condition to be warp-uniform; otherwise products are serialized. Bands and segments have few such tiles and do
-    // not check: it would cost 4 %.
+    // not check, which would cost 4 %.
     INLINE static bool is_empty_group(const Shared& shared, u32 place, int group) {
         return TILE_LIST && __any_sync(~0u, shared.get_step(place).x & EMPTY_GROUP << group);
     }
 
-    // What is known of a tile before its scores; the bits are being loaded.
+    // What is known about a tile before its scores; the loads of the bits are in flight.
     struct TileMask {
         int tile;
         bool partial;
@@ -390,7 +390,8 @@ struct Rows {
     }
 
 #if TILE_LIST
-    // Stores the partial result of a split row. True for the last split to arrive, which then has the combined result.
+    // Stores the partial result of a split row. Returns true for the last split to arrive, which then has the combined
+    // result.
     INLINE bool combine_splits(Softmax& softmax, float (&o)[kHeadDim / 2]) const {
         float top[2] = {softmax.top[0], softmax.top[1]}, sums[2] = {quad_sum(softmax.sum[0]), quad_sum(softmax.sum[1])},
               unit = softmax.unit;
@@ -426,7 +427,7 @@ struct Rows {
                               o[4 * c + 3] = fmaf(y.w, factor[1], o[4 * c + 3]);
             }
         }
-        // The four threads of a row add their sums in the epilogue: one of them has it.
+        // The four threads of a row add their sums in the epilogue, so only one of them keeps it.
         bool adds = (threadIdx.x & 3) == 0;
 #pragma unroll
         for (int r = 0; r < 2; r++) softmax.top[r] = top[r], softmax.sum[r] = adds ? sums[r] : 0.f;
@@ -495,8 +496,8 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
     KeyTiles visit(0, 0);
     Rows::PrefetchedMask ahead;
     bool more, first = true;
-    // Takes the next tile and starts its first scores. Without a next tile the product is of stale data: the wgmma
-    // pipeline keeps one shape.
+    // Takes the next tile and starts its first scores. Without a next tile, the product uses stale data, so that the
+    // wgmma pipeline keeps one shape.
     auto next_tile = [&](bool in_turn) {
         int4 tile;
         int2 tiles;
@@ -553,7 +554,7 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
         }
         round_fragment(weights, s);
         if (FWD_DEFER_Q_RELEASE && !first) {
-            // The output of the previous tile has been read from shared memory.
+            // Wait until the output of the previous tile has been read from shared memory.
             tma_store_wait_read();
             __syncwarp();
             if (elected) shared.q_empty(q.place ^ 1).arrive();
@@ -564,8 +565,8 @@ INLINE void consumer(const HopperParams& params, const Shared& shared, const Ten
         for (int step = 1; step < visit.count; step++) {
             shared.k_full(k.place).wait(k.parity);
             if (Rows::is_empty_group(shared, k.place, group)) {
-                // Nothing of this tile is visible to these rows: only the pending product with the previous values, if
-                // there is one.
+                // Nothing of this tile is visible to these rows: compute only the pending product with the previous
+                // values, if any.
                 if (elected) shared.k_empty(k.place).arrive();
                 k.next();
                 shared.v_full(v.place).wait(v.parity);

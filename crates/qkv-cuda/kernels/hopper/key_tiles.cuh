@@ -2,7 +2,7 @@
 // (src/hopper/schedule_tests.rs).
 #pragma once
 
-// The key tiles of a query tile, visited from the last, where ragged and diagonal tiles are.
+// The key tiles of a query tile, visited from the last one, since ragged and diagonal tiles are at the end.
 struct KeyTiles {
     int count, from; // from: the last tile, or the first entry of the tile list
     INLINE KeyTiles(int count, int from) : count(count), from(from) {}

@@ -1,7 +1,7 @@
-// Preprocessing beside the main kernel: a few blocks of a separate kernel do what preprocess.cuh does for the first
-// heads, and convert dq of finished heads. One multiprocessor alone reads two to three times as fast as when all read,
-// if enough is in flight: 24 warps each load 8 KB by TMA, and start the next load before they finish with this one.
-// Sizes are in backward.cu.
+// Preprocessing beside the main kernel: for the other heads, a few blocks of a separate kernel do what preprocess.cuh
+// does for the first ones, and convert dq of finished heads. One multiprocessor alone reads two to three times as fast
+// as when all read, if enough is in flight: 24 warps each load 8 KB by TMA, and start the next load before they finish
+// processing this one. Sizes are in backward.cu.
 #pragma once
 
 constexpr int BOX = PREP_BYTES / (4 * kHeadDim),
@@ -17,9 +17,9 @@ INLINE uint4 load_shared_u4(u32 at) {
     return make_uint4(x.x, x.y, x.z, x.w);
 }
 
-// The work of a warp: parts of 128 rows, in boxes. Enough heads have their absmax computed ahead of the deltas that
-// depend on it that no warp waits long. Work is taken from a counter: a part that others wait for belongs to a running
-// warp.
+// The work of a warp: parts of 128 rows, in boxes. The absmax of enough heads is computed ahead of the deltas that
+// depend on it, so that no warp waits long. Work is taken from a counter, so that a part that others wait for belongs
+// to a running warp.
 struct PrepWork {
     const HopperParams& params;
     int group, heads, window, of_keys, of_queries;
@@ -104,7 +104,7 @@ INLINE void delta_box(u32 from, float (&sum)[BOX / 4], float (&square)[BOX / 4])
         sum[r] = a[0], square[r] = b[0];
     }
 }
-// The sums of a row, in the lane with its number.
+// Gathers the sums of each row in the lane with its number.
 INLINE float2 reduce_box_rows(float (&sum)[BOX / 4], float (&square)[BOX / 4]) {
     int lane = lane_id();
     float2 mine = make_float2(0.f, 0.f);
@@ -119,7 +119,7 @@ INLINE float2 reduce_box_rows(float (&sum)[BOX / 4], float (&square)[BOX / 4]) {
     return mine;
 }
 
-// Converts quarters of dq tiles of heads that are finished by now.
+// Converts quarters of dq tiles of heads that are already finished.
 INLINE void convert_finished_dq(const HopperParams& params, const TensorMap& map_dq, u32 place, Barrier full,
                                 u32 parity) {
     constexpr int EACH = 4; // tiles a warp takes at a time
@@ -151,7 +151,7 @@ INLINE void convert_finished_dq(const HopperParams& params, const TensorMap& map
 #pragma unroll 1
             for (int block = 0; block < DQ_BLOCKS; block += 2) {
                 if (lane_id() == 0) {
-                    // TMA has read the previous rows.
+                    // Wait until TMA has read the previous rows.
                     tma_store_wait_read();
                     full.expect(2 * 4096);
                     for (int e = 0; e < 2; e++)
@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(32 * PREP_WARPS, 1)
             float2 sums = reduce_box_rows(sum, square);
             if (lane < BOX) write_row_stats(params, (i64)bh * padded + mine, lse, d_lse, sums.x, sums.y, most);
             if (!last) continue;
-            // TMA will read them.
+            // TMA will read these statistics.
             fence_async_proxy();
             __threadfence();
             __syncwarp();

@@ -41,29 +41,29 @@
 #include "generated/hopper.cuh"
 static_assert(RECOMPUTE_ROWS == 64, "marks are for the 64 rows of a warpgroup");
 
-// Tiles the scheduler prepares beside the current one. More would end unevenly where tiles do not come longest first;
-// with fewer, short rows would wait for the scheduler's loads.
+// Tiles that the scheduler prepares in addition to the current one. With more, blocks would finish unevenly if tiles do
+// not come longest first; with fewer, short rows would wait for the scheduler's loads.
 constexpr int SCHEDULER_STAGES = SEGMENTS || TILE_LIST ? 2 : 1;
 
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 INLINE int padded_len(int n) { return div_up(n, ROW_STATS_PAD) * ROW_STATS_PAD; }
 
-// The tile that index `index` of a persistent block's schedule stands for. Sections of heads_per_section (sequence,
-// head) pairs are scheduled tile by tile, heads innermost, so that their keys stay in L2. lpt_order (longest processing
-// time first): with BAND 1 takes the last tiles first; with TILE_LIST, that many leading rows, the long ones, are
-// scheduled for all heads before everything else; with SEGMENTS tiles come in tile_order, and that many of its last
-// places after everything else.
+// The tile at index `index` of the schedule of persistent blocks. Sections of heads_per_section (sequence, head) pairs
+// are scheduled tile by tile, heads innermost, so that their keys stay in L2. lpt_order (longest processing time
+// first): with BAND, 1 takes the last tiles first; with TILE_LIST, that many leading rows, the long ones, are scheduled
+// for all heads before everything else; with SEGMENTS, tiles come in tile_order, that many of its last entries after
+// everything else.
 struct WorkTile {
     int tile, head, batch;
 #if TILE_LIST
-    u32 split; // word of a split row, or 0
+    u32 split; // the row's split word, or 0
 #endif
     INLINE WorkTile() {}
     INLINE WorkTile(const HopperParams& params, int index, int tiles, int heads, bool last_first) {
         int batches = params.batch, per_sequence = tiles, skipped = 0, section = params.heads_per_section;
         (void)per_sequence;
 #if SEGMENTS
-        // The last lpt_order places, short tiles of all heads, come at the end, so that the blocks finish together.
+        // The last lpt_order entries, short tiles of all heads, come at the end, so that the blocks finish together.
         tiles = tiles * batches - params.lpt_order, batches = 1;
         bool end = index >= tiles * heads;
         if (end) index -= tiles * heads, skipped = tiles, tiles = params.lpt_order, section = heads;
@@ -94,7 +94,7 @@ struct WorkTile {
 struct RangeExtent {
     int low, high, all_low, all_high;
     INLINE RangeExtent() : low(0x7fffffff), high(0), all_low(0), all_high(0x7fffffff) {}
-    // Of at most `count` tiles of 64 rows from `tile` on.
+    // The bounds of at most `count` tiles of 64 rows from `tile` on.
     INLINE RangeExtent(const HopperParams& params, int batch, int tile, int count, int rows) : RangeExtent() {
         int tiles = div_up(rows, 64);
         for (int t = tile; t < min(tile + count, tiles); t++) {
@@ -204,7 +204,7 @@ template <int WARPS, int UNITS> struct RowSplit {
         return before == count - 1;
     }
 };
-// Whether a row is split. By a vote, so that the compiler knows it to be warp-uniform.
+// Whether a row is split, decided by a vote so that the compiler knows it to be warp-uniform.
 INLINE bool is_split(u32 word) { return __any_sync(~0u, word); }
 #endif
 

@@ -1,6 +1,6 @@
 // Backward's preprocessing kernels, linear in the sequence: the largest key and value of each head; delta, base-2 lse
-// and fixed-point scale of each row. Of the first heads before the main kernel, of the others beside it
-// (overlapped_prep.cuh). And the gradient of the sinks.
+// and fixed-point scale of each row. They run for the first heads before the main kernel; for the others,
+// overlapped_prep.cuh does the same beside it. Also the gradient of the sinks.
 #pragma once
 
 // Threads per row: 16 bytes each.
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (lane_id() == 0) seen[threadIdx.x / 32] = most;
     __syncthreads();
     if (threadIdx.x != 0) return;
-    // Nothing here depends on the previous kernel, but the next one relies on its end.
+    // Nothing here depends on the previous kernel, but the next one relies on it having ended.
     wait_on_dependency();
     key = value = 0;
     for (int w = 0; w < 8; w++) key = max(key, seen[w] >> 16), value = max(value, seen[w] & 0xffffu);
@@ -87,8 +87,8 @@ template <bool OVERLAPPED> INLINE float2 head_absmax(const HopperParams& params,
 #endif
     return most;
 }
-// Dot product of out and d_out, and square of d_out, two elements and 16 bytes at a time. Rounding is explicit, so that
-// heads preprocessed before and beside the main kernel have the same bits.
+// The dot product of out and d_out, and the sum of squares of d_out, two elements and 16 bytes at a time. Rounding is
+// explicit, so that heads preprocessed before and beside the main kernel have the same bits.
 INLINE void accumulate_dot(float& sum, float& square, u32 x, u32 y) {
     float a = widen_low(y), b = widen_high(y);
     sum = __fadd_rn(sum, fmaf(widen_low(x), a, __fmul_rn(widen_high(x), b))),

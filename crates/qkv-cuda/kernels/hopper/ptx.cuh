@@ -1,5 +1,4 @@
-// PTX wrappers: barriers, TMA, wgmma, and the register fragments of wgmma. Everything here is one instruction or a few;
-// no kernel writes PTX of its own.
+// PTX wrappers: barriers, TMA, wgmma, and the register fragments of wgmma. Everything here is one instruction or a few.
 //
 // A tile in shared memory is [width / 64][rows][64 elements]: rows of 128 bytes with TMA's 128-byte swizzle.
 #pragma once
@@ -37,7 +36,7 @@ struct alignas(64) TensorMap {
 // ---------------------------------------------------------------------------------------------- threads
 
 INLINE int lane_id() { return threadIdx.x & 31; }
-// The same number, opaque to the compiler: what follows from it is computed here, not hoisted out of a loop into
+// The same number, opaque to the compiler: what is derived from it is computed here, not hoisted out of a loop into
 // registers.
 INLINE int rematerialize(int x) {
     asm volatile("" : "+r"(x));
@@ -245,7 +244,7 @@ INLINE void accumulate_nonfinite(u32& sum, u32 two) {
 #endif
 }
 
-// Over the four threads that share a row of a fragment.
+// Reductions over the four threads that share a row of a fragment.
 INLINE float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -298,8 +297,8 @@ INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int PENDING> INLINE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-// Forces what `never` depends on to be computed before the next wait: the compiler would move the wait up, and the work
-// that should overlap the product behind it. `never` is never true, and harmless if it were.
+// Forces what `never` depends on to be computed before the next wait: otherwise the compiler moves the wait up, and the
+// work that should overlap the product comes after it. `never` is never true, and harmless if it were.
 INLINE void finish_before_wait(bool never) {
     if (__any_sync(~0u, never)) asm volatile("nanosleep.u32 1;");
 }

@@ -71,7 +71,7 @@ struct QueryTileWalk {
         return high - 1 - step;
 #endif
     }
-    // The partial and empty flags of a step. With segments the warpgroups find out by themselves.
+    // The partial and empty flags of a step. With segments, the warpgroups find out themselves.
     INLINE u32 partial(u32& bits) const {
 #if SEGMENTS
         return 0;
@@ -102,7 +102,7 @@ struct QueryTileWalk {
 };
 
 #if SEGMENTS
-// Up to which query all keys of a warpgroup are visible; 0 if some keys are out of range.
+// The end of the queries that see all keys of a warpgroup; 0 if some keys are out of range.
 INLINE int full_query_end(int all_high, int tile, int group, int m) {
     return tile * kBlockN + (SPLIT_WIDTH ? 0 : group * 64) + 64 > m ? 0 : all_high;
 }

@@ -11,7 +11,7 @@ extern "C" void test_schedule(const HopperParams* params, int tiles, int heads, 
 }
 
 #ifdef TEST_FORWARD
-// The key tiles of a query tile, in order: their number.
+// Writes the key tiles of a query tile, in order; returns their number.
 extern "C" int test_key_tiles(const HopperParams* params, int batch, int tile, int* out) {
     WorkTile w;
     w.tile = tile, w.head = 0, w.batch = batch;
@@ -20,7 +20,7 @@ extern "C" int test_key_tiles(const HopperParams* params, int batch, int tile, i
     return visit.count;
 }
 #else
-// The (query head, query tile) of each step of a key tile, with its flags for both warpgroups: their number.
+// Writes the (query head, query tile) of each step of a key tile, with its flags for both warpgroups; returns how many.
 extern "C" int test_query_tiles(const HopperParams* params, int batch, int head, int tile, int* out) {
     WorkTile w;
     w.tile = tile, w.head = head, w.batch = batch;

@@ -1,9 +1,9 @@
 // Segments as ranges: the keys of each query (or, backward, the queries of each key), bounds of 64 ranges, and the
-// order of tiles, longest first. A kernel of its own, before the main one.
+// order of tiles, longest first. A separate kernel, before the main one.
 #pragma once
 
 // Segments must be runs of rising ids, of which the last runs may wrap around to lower ids (padding). Returns where
-// they wrap, 0 if they do not, −1 if they are no such runs. Ids are cached in `held` if they fit.
+// they wrap, 0 if they do not, −1 if they are not such runs. Ids are cached in `held` if they fit.
 constexpr int HELD_IDS = 8192;
 INLINE int wrap_point(const int*& x, int count, int (&held)[HELD_IDS]) {
     __shared__ int falls, where;
@@ -69,8 +69,8 @@ template <int TILE, int OTHER> INLINE void sort_tiles(const HopperParams& params
         params.tile_order[atomicAdd(&from[at == t ? first : bucket(at)], 1)] = at;
 }
 // The range of keys of each query by segment, band and length, or, BY_KEYS, of queries of each key; and bounds of 64
-// ranges. A block takes 256 rows of a sequence. A sequence whose segments are no runs gets empty ranges, and is marked
-// for the general kernels. The last block sorts the tiles of TILE rows by how many tiles of OTHER they visit.
+// ranges. A block takes 256 rows of a sequence. A sequence whose segments are not such runs gets empty ranges, and is
+// marked for the general kernels. The last block sorts the tiles of TILE rows by how many tiles of OTHER they visit.
 template <bool BY_KEYS, int TILE, int OTHER> INLINE void compute_ranges(const HopperParams& params) {
     launch_dependents();
     int rows = BY_KEYS ? params.m : params.n, others = BY_KEYS ? params.n : params.m, parts = div_up(rows, 256),

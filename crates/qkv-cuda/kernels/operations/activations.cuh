@@ -10,7 +10,7 @@
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ float gelu_argument(float x) { return 0.7978845608028654f * (x + 0.044715f * x * x * x); }
 
-// tanh of that. Between 16-bit numbers an absolute error of 2⁻²³ is none, and tanhf costs as much as the memory.
+// tanh of that. For 16-bit elements an absolute error of 2⁻²³ is none, and tanhf costs as much as the memory traffic.
 __device__ __forceinline__ float gelu_tangent(float x) {
 #if ELEMENT == F32
     return tanhf(gelu_argument(x));

@@ -2,15 +2,15 @@
 // the first lengths[b] keys. Queries and keys are projected to `width`; weights are kept for the backward pass. Hard
 // attention takes the value of one key: that of the largest score, or one that is drawn.
 
-// The noise whose largest sum with a score is a draw from the softmax: that of the CPU.
+// Gumbel noise, the same as on the CPU: the key with the largest sum of score and noise is a draw from the softmax.
 __device__ __forceinline__ float gumbel(u64 seed, u32 b, u32 i, u32 j) {
     u32 words[4] = {j / 4, i, 0, b};
     philox(words, seed ^ (0xffffffffull << 32));
     return float(-log(-log((double(words[j % 4]) + 0.5) / 4294967296.0)));
 }
 
-// One block a query. weights: [B, N, M], 0 beyond the length; a query without keys gives zeros. chosen: [B, N], m where
-// there is no key; of soft attention there is none.
+// One block per query. weights: [B, N, M], 0 beyond the length; a query without keys gives zeros. chosen: [B, N], m if
+// there is no key; null for soft attention.
 extern "C" __global__ void additive_attention(const T* q, const T* k, const T* values, const float* v,
                                               const u32* lengths, T* out, float* weights, u32* chosen, u32 n, u32 m,
                                               u32 width, u32 value_width, u32 sample, u32 seed_low, u32 seed_high) {
@@ -35,7 +35,7 @@ extern "C" __global__ void additive_attention(const T* q, const T* k, const T* v
             float score = p[j] + (sample ? gumbel(seed, b, row % n, j) : 0.0f);
             if (score > best) best = score, at = float(j);
         }
-        // Of equal ones, the first.
+        // Of equal scores, the first.
         bool is_best = best == block_max(best, scratch);
         float first = -block_max(is_best ? -at : -INFINITE, scratch);
         choice = count > 0 && first < float(m) ? u32(first) : m;
@@ -57,8 +57,8 @@ extern "C" __global__ void additive_attention(const T* q, const T* k, const T* v
     }
 }
 
-// One block a query: d_scores, [B, N, M], d_q, and what it adds to the gradient of v, [B·N, width]. Where there are
-// gradients of the log-probabilities of choices, d_chosen [B, N], scores get those alone.
+// One block per query: d_scores, [B, N, M], d_q, and its contribution to the gradient of v, [B·N, width]. If there are
+// gradients of the log-probabilities of choices, d_chosen [B, N], scores get only those.
 extern "C" __global__ void additive_gradient_queries(const T* q, const T* k, const T* values, const float* v,
                                                      const u32* lengths, const float* weights, const T* d_out,
                                                      const u32* chosen, const float* d_chosen, float* d_scores,
@@ -99,7 +99,7 @@ extern "C" __global__ void additive_gradient_queries(const T* q, const T* k, con
     }
 }
 
-// One block a key: d_k and d_values.
+// One block per key: d_k and d_values.
 extern "C" __global__ void additive_gradient_keys(const T* q, const T* k, const float* v, const float* weights,
                                                   const T* d_out, const u32* chosen, const float* d_scores, T* d_k,
                                                   T* d_values, u32 n, u32 m, u32 width, u32 value_width) {

@@ -1,16 +1,16 @@
-// Matrices in quantized blocks, as files have them: products of few rows, which read nothing else of a matrix, and rows
-// widened. A weight is scale · (code − zero) + least. Products multiply the codes as the whole numbers that they are,
-// on the tensor cores, exactly; the sum of a block is then scaled, in f32, where a block's scale and least value are
-// exact. So weights are not rounded at all: the error of a product is that of its sums in f32, of 32 columns, of the
-// blocks of a warp and of eight warps, (44 + blocks) · 2⁻²⁴ of the sum of |x| · (|scale · code| + |least|).
+// Matrices in quantized blocks, as files store them: products of few rows, which read only the blocks of a matrix, and
+// widened rows. A weight is scale · (code − zero) + least. Products multiply the codes exactly, as integers, on the
+// tensor cores; the sum of a block is then scaled in f32, in which a block's scale and least value are exact. So
+// weights are not rounded at all: the error of a product is that of its sums in f32, over 32 columns, the blocks of a
+// warp and eight warps, (44 + blocks) · 2⁻²⁴ of the sum of |x| · (|scale · code| + |least|).
 //
-// A matrix is a list of tiles of eight rows and 128 columns, those of the same rows one behind the other; what is
-// beyond the matrix has scales of 0. A warp has a tile in registers: lane 4g + t has the columns 16h + 4t … 16h + 4t +
-// 3 of row g, for h = 0 … 7. Its word w of the low bits has those of h = 2w and 2w + 1, of four bits each: the columns
-// of a pair are 16 bits apart. The bits above them are a second such list. Scales follow, those of eight rows side by
-// side.
+// A matrix is a list of tiles of eight rows and 128 columns, with tiles of the same rows one after another; elements
+// beyond the matrix have scales of 0. A warp holds a tile in registers: lane 4g + t holds columns 16h + 4t … 16h + 4t +
+// 3 of row g, for h = 0 … 7. Word w of its low bits holds those of h = 2w and 2w + 1, four bits each: the columns of a
+// pair are 16 bits apart. The bits above them follow as a second such list, then the scales, those of eight rows side
+// by side.
 
-// How scales are stored: RECORD words a row and tile.
+// How scales are stored: RECORD words per row and tile.
 #define PLAIN 0  // a half for each 32 columns
 #define LEAST 1  // two, the second is the least value
 #define SUPER 2  // two halves, the scale and minus the least value, times two bytes for each 32 columns
@@ -29,7 +29,7 @@ __device__ __forceinline__ float from_half(u32 bits) {
 // A number that is exact in bf16, twice.
 __device__ __forceinline__ u32 twice(float x) { return __float_as_uint(x) >> 16 | (__float_as_uint(x) & 0xffff0000u); }
 
-// a · b + c of pairs of bf16, where the results are exact.
+// a · b + c of pairs of bf16, whose results must be exact.
 __device__ __forceinline__ u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
 #ifdef EMULATED
     auto part = [](u32 x, int at) { return __uint_as_float(at ? x & 0xffff0000u : x << 16); };
@@ -73,8 +73,8 @@ template <int HIGH, int SCALES> struct BlockTile {
         for (int at = 0; at < RECORD; at++) scales[at] = tile[SCALES_AT + 8 * at + lane / 4];
     }
 
-    // Codes less their zero, of two columns, of which one has bits in the low half: pair 0 … 3 of the bits of a word.
-    // Bits become a number where they are the lowest of 128.
+    // Codes minus their zero, of the two columns of pair 0 … 3 of a word, one of them in the low half. Bits become a
+    // number as the lowest bits of 128.
     static __device__ __forceinline__ u32 codes(u32 low, u32 high, int pair) {
         u32 numbers = (low >> (4 * pair) & 0x000f000fu) | 0x43004300u;
         if constexpr (HIGH == 0) return multiply_add_pairs(numbers, twice(1.0f), twice(-128.0f - ZERO));
@@ -87,7 +87,7 @@ template <int HIGH, int SCALES> struct BlockTile {
         return codes(low[word], HIGH == 0 ? 0 : HIGH == 4 ? high[word] : high[word / 2] >> (8 * (word % 2)), pair);
     }
 
-    // The same of a tile in memory.
+    // The same for a tile in memory.
     static __device__ __forceinline__ u32 codes(const u32* tile, int lane, int word, int pair) {
         u32 low = tile[4 * lane + word], high = 0;
         if (HIGH == 4) high = tile[128 + 4 * lane + word];
@@ -95,7 +95,7 @@ template <int HIGH, int SCALES> struct BlockTile {
         return codes(low, high, pair);
     }
 
-    // The scale of the 32 columns of a word, or of one half of them, by words of a row that are `apart`.
+    // The scale of the 32 columns of a word, or of one half of them, from words of a row that are `apart` apart.
     static __device__ __forceinline__ float scale(const u32* scales, int apart, int word, int half) {
         if constexpr (SCALES == PLAIN) return from_half(scales[word / 2 * apart] >> (word % 2 * 16) & 0xffff);
         if constexpr (SCALES == LEAST) return from_half(scales[word * apart] & 0xffff);
@@ -112,7 +112,7 @@ template <int HIGH, int SCALES> struct BlockTile {
     }
 };
 
-// Four numbers of a row as operands of a product: in bf16, or f32 as the sum of three of bf16, which is exact.
+// Four numbers of a row as operands of a product: in bf16, or f32 as an exact sum of three bf16.
 #define PIECES (sizeof(T) == 4 ? 3 : 1)
 __device__ __forceinline__ void load_operands(const T* from, u32 (&to)[PIECES][2]) {
     if constexpr (PIECES == 1) {
@@ -135,8 +135,8 @@ __device__ __forceinline__ void load_operands(const T* from, u32 (&to)[PIECES][2
     }
 }
 
-// sums += the product of the 16 rows of two tiles with eight rows of x, 128 columns: `x` is at those of this lane's
-// row, where it has one.
+// sums += the product of the 16 rows of two tiles with eight rows of x, over 128 columns: `x` points to those of this
+// lane's row, if it has one.
 template <class Tile>
 __device__ __forceinline__ void add_tiles(const Tile& a, const Tile& b, const T* x, bool has_row, float (&sums)[4]) {
     constexpr u32 ONE = 0x3f803f80u;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void add_tiles(const Tile& a, const Tile& b, const T*
     }
 }
 
-// Rows of x in shared memory are so many elements longer than their columns that lanes meet no bank twice.
+// Elements by which rows of x in shared memory are padded, to avoid bank conflicts.
 #define BLOCKS_PAD 16
 // Shared memory of a product with blocks.
 struct BlocksMemory {
@@ -180,17 +180,17 @@ struct BlocksMemory {
 };
 __shared__ BlocksMemory blocks_memory;
 
-// Tiles of each octet that a warp has on their way: with one, a product of 200 blocks has 3 MB of them, too few for an
-// H200's memory.
+// Tiles of each octet that a warp has in flight: with one, a product of 200 blocks has 3 MB in flight, too little for
+// an H200's memory.
 #define AHEAD 2
 
-// What a product with blocks has of matrices: of each of two eight rows, by their number.
+// The matrix rows of a product with blocks: two octets of rows, each by its matrix and its number.
 struct Octets {
     const u32* w[2];
     int octet[2];
 };
 
-// Where the pair of outputs that a thread ends is turned: what it reads while it multiplies.
+// The pair of outputs that a thread finishes, and what it reads to rotate them while it multiplies.
 struct PairAngle {
     PairEnd end;
     const u32* position;
@@ -198,9 +198,9 @@ struct PairAngle {
     int output;
 };
 
-// The products of 16 rows of matrices with at most eight rows of x, by a block of eight warps, which take turns in the
-// tiles of 128 columns: thread 8o + r, of 64, gets those of rows o of both octets with row r of x. The order of a sum
-// depends on nothing but the width. A function of its own, so that it is optimized once for each format.
+// The products of 16 rows of matrices with at most eight rows of x, by a block of eight warps, which take turns with
+// the tiles of 128 columns: thread 8o + r, of 64, gets those of rows o of both octets with row r of x. The order of a
+// sum depends only on the width. A separate function, so that it is optimized once for each format.
 template <class Tile>
 __device__ __noinline__ float2 octet_products(const T* x, const RowNorm& norm, const Octets& octets, u32 rows,
                                               int inner, PairAngle* angle) {
@@ -212,7 +212,7 @@ __device__ __noinline__ float2 octet_products(const T* x, const RowNorm& norm, c
     const u32* from[2];
 #pragma unroll
     for (int m = 0; m < 2; m++) from[m] = octets.w[m] + (u64(octets.octet[m]) * tiles + warp) * Tile::WORDS;
-    // A warp's next tiles are on their way while it multiplies; the first ones while the launch before ends.
+    // A warp's next tiles are in flight while it multiplies, and its first ones while the preceding launch ends.
     Tile ahead[AHEAD][2];
 #pragma unroll
     for (int at = 0; at < AHEAD; at++) {
@@ -268,7 +268,7 @@ __device__ __noinline__ float2 octet_products(const T* x, const RowNorm& norm, c
     return make_float2(found[0], found[1]);
 }
 
-// Calls the products of a format. Its number is its place here, and in `blocks.rs`.
+// Calls `body` with the tile of a format, by its number here and in `blocks.rs`.
 template <class F> __device__ __forceinline__ auto with_format(u32 format, F body) {
     switch (format) {
     case 0: return body(BlockTile<0, PLAIN>());   // Q4_0
@@ -288,7 +288,7 @@ __device__ __forceinline__ float2 products_of(u32 format, const T* x, const RowN
     });
 }
 
-// As `few_rows`, for any number of rows: a block for 16 outputs of eight rows of x.
+// Like `few_rows`, for any number of rows: one block per 16 outputs of eight rows of x.
 extern "C" __global__ void few_rows_blocks(const T* x, const float* gain, const float* shift, const u32* w0,
                                            const u32* w1, const u32* w2, const T* b0, const T* b1, const T* b2, T* y0,
                                            T* y1, T* y2, const T* residual, u32 rows, int inner, int o0, int o1, int o2,
@@ -300,7 +300,7 @@ extern "C" __global__ void few_rows_blocks(const T* x, const float* gain, const 
     if (which == 1 && strip >= (o1 + 15) / 16) strip -= (o1 + 15) / 16, which = 2;
     int across = which == 0 ? o0 : which == 1 ? o1 : o2;
     const u32* w = which == 0 ? w0 : which == 1 ? w1 : w2;
-    // Where there is no second octet, the first one twice.
+    // If there is no second octet, the first one is used twice.
     Octets octets = {{w, w}, {2 * strip, 16 * strip + 8 < across ? 2 * strip + 1 : 2 * strip}};
     u32 format = which == 0 ? f0 : which == 1 ? f1 : f2;
     float2 found = products_of(format, x + u64(first) * inner, {gain, shift, epsilon}, octets, here, inner);
@@ -313,7 +313,7 @@ extern "C" __global__ void few_rows_blocks(const T* x, const float* gain, const 
     if (output + 8 < across) end_output(found.y, added, residual, y, row, output + 8, across);
 }
 
-// As `few_rows_gated`, with two matrices of one format.
+// Like `few_rows_gated`, with two matrices of one format.
 extern "C" __global__ void few_rows_blocks_gated(const T* x, const float* gain, const float* shift, const u32* w0,
                                                  const u32* w1, const T* b0, const T* b1, T* y, u32 rows, int inner,
                                                  int outputs, u32 format, int of, float epsilon) {
@@ -326,7 +326,8 @@ extern "C" __global__ void few_rows_blocks_gated(const T* x, const float* gain, 
     end_gated({found.x, found.y}, {b0, b1}, y, row, output, outputs, of);
 }
 
-// As `few_rows_appended`, with outputs that are multiples of 16 and, where there is one, such a half of a head's width.
+// Like `few_rows_appended`, with outputs that are multiples of 16 and, if heads are rotated, half a head's width a
+// multiple of 8.
 extern "C" __global__ void few_rows_blocks_appended(
     const T* x, const float* gain, const float* shift, const u32* w0, const u32* w1, const u32* w2, const T* b0,
     const T* b1, const T* b2, T* q, T* keys, T* values, const float* cosines, const float* sines, const u32* positions,
@@ -337,7 +338,7 @@ extern "C" __global__ void few_rows_blocks_appended(
     int across = which == 0 ? o0 : which == 1 ? o1 : o2;
     const u32* w = which == 0 ? w0 : which == 1 ? w1 : w2;
     bool turns = which < 2 && half > 0;
-    // Octets of which two rows are turned together, of values and where nothing is turned two neighbors.
+    // Octets whose rows are rotated together; for values, and if nothing is rotated, two neighbors.
     int apart = turns ? int(half) / 8 : 1, octet = strip / apart * 2 * apart + strip % apart;
     u32 row = threadIdx.x % 8, format = which == 0 ? f0 : which == 1 ? f1 : f2;
     int output = 8 * octet + threadIdx.x / 8 % 8;
@@ -351,7 +352,7 @@ extern "C" __global__ void few_rows_blocks_appended(
     angle.end.store(found.x, found.y, added, to, output, 8 * apart);
 }
 
-// y[r] = scale · W[ids[r]] + positions[start + r mod length], as `embedding`; row r of W where there are no ids.
+// y[r] = scale · W[ids[r]] + positions[start + r mod length], like `embedding`; row r of W if there are no ids.
 extern "C" __global__ void embedding_blocks(const u32* ids, const u32* w, const float* positions, T* y, u32 rows,
                                             int width, float scale, u32 length, u32 start, u32 format) {
     in_turn();

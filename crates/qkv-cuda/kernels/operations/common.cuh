@@ -1,14 +1,14 @@
 // What the operations of models share: eight elements at a time, sums over a warp and a block, dropout. Activations are
 // of type T; parameters, their gradients and every sum are f32.
 
-// Columns that a thread takes at once: a vector of 16 bytes in bf16, two of them in f32.
+// Columns that a thread processes at once: a vector of 16 bytes in bf16, two of them in f32.
 #define EIGHT 8
 
 struct alignas(16) Words {
     u32 word[4];
 };
 
-// Eight elements as they lie in memory.
+// Eight elements as stored in memory.
 struct Eight {
     Words words[EIGHT * sizeof(T) / 16];
 };
@@ -67,14 +67,14 @@ __device__ __forceinline__ void load_floats(const float* row, int col, int width
     }
 }
 
-// For kernels that `launch.rs` may launch before the launch before has ended: the next may start, and this one goes on
-// when the results of the one before are there.
+// For kernels that `launch.rs` may start before the preceding launch has ended: lets the next launch start, then waits
+// for the results of the preceding one.
 __device__ __forceinline__ void in_turn() {
     launch_dependents();
     wait_on_dependency();
 }
 
-// Lets memory be on its way to the cache.
+// Starts loading memory into the L2 cache.
 __device__ __forceinline__ void prefetch(const void* at) {
 #ifdef __CUDA_ARCH__
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
@@ -105,7 +105,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum over a block, in one order, for every thread. `scratch` has a float for each warp.
+// The sum over a block, in a fixed order, for every thread. `scratch` has a float for each warp.
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
     x = warp_sum(x);
     __syncthreads();
@@ -145,5 +145,5 @@ __device__ __forceinline__ void drop_eight(const Dropout& dropout, u32 row, int 
     }
 }
 
-// What another block of this launch has written: never from this multiprocessor's own cache.
+// Loads what another block of this launch has written, bypassing this multiprocessor's own cache.
 __device__ __forceinline__ float load_written(const float* at) { return __ldcg(at); }

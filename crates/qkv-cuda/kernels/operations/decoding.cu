@@ -1,9 +1,9 @@
-// Decoding where the device counts: the position of each sequence is in device memory, so that a step is the same
-// launches for every token and can be recorded as one graph.
+// Decoding that keeps positions on the device: the position of each sequence is in device memory, so that a step makes
+// the same launches for every token and can be recorded as one graph.
 
-// The new token of each sequence: the pairs (x[i], x[i + half]) of the heads of q and k turned by the angles of
-// positions[b], unless half is 0, then keys[b, positions[b]] = k[b] and values[b, positions[b]] = v[b]. Caches have
-// room for as many tokens.
+// Stores the new token of each sequence: rotates the pairs (x[i], x[i + half]) of the heads of q and k by the angles of
+// positions[b], unless half is 0; then keys[b, positions[b]] = k[b] and values[b, positions[b]] = v[b]. Caches have
+// room for `room` tokens per sequence.
 extern "C" __global__ void append_at(T* q, const T* k, const T* v, T* keys, T* values, const float* cosines,
                                      const float* sines, const u32* positions, u32 rows, u32 room, u32 half,
                                      u32 q_width, u32 k_width, u32 v_width) {
@@ -27,9 +27,9 @@ extern "C" __global__ void append_at(T* q, const T* k, const T* v, T* keys, T* v
     }
 }
 
-// Sequences go on from others: the first positions[s] rows of sequence s of a cache [sequences, room, width] become
-// those of parents[s], by way of `scratch`, which has its shape: there, and `back`. What stays where it is is not
-// copied.
+// Continues sequences from others: the first positions[s] rows of sequence s of a cache [sequences, room, width] become
+// those of parents[s], by way of `scratch`, which has the same shape: one launch copies there, another `back`. Rows
+// that stay in place are not copied.
 extern "C" __global__ void reorder_rows(T* cache, T* scratch, const u32* parents, const u32* positions, u32 sequences,
                                         u32 room, int width, int back) {
     FOR_EIGHTS(sequences * room, width) {
@@ -43,7 +43,7 @@ extern "C" __global__ void reorder_rows(T* cache, T* scratch, const u32* parents
     }
 }
 
-// The sequence of this block stands one position further, and not beyond its room.
+// Advances the sequence of this block by one position, but not beyond its room.
 __device__ __forceinline__ void advance(u32* positions, long long* places, int* lengths, u32 room) {
     u32 position = positions[blockIdx.x] + 1 < room ? positions[blockIdx.x] + 1 : room - 1;
     positions[blockIdx.x] = position;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void advance(u32* positions, long long* places, int* 
     lengths[blockIdx.x] = int(position) + 1;
 }
 
-// The highest of some logits: its class, or NONE; NOT_FINITE where one is not.
+// The highest of some logits: its class, or NONE; NOT_FINITE if one is not finite.
 struct Highest {
     float logit;
     u32 found;
@@ -67,8 +67,8 @@ __device__ __forceinline__ Highest higher(const Highest& a, const Highest& b) {
     return second ? b : a;
 }
 
-// The class with the highest of the logits [rows, classes], or NONE where one is not finite: the next token of each
-// sequence, which stands one position further, and not beyond its room. A block a row.
+// The class with the highest of the logits [rows, classes], or NONE if one is not finite: the next token of each
+// sequence, which advances by one position, but not beyond its room. One block per row.
 extern "C" __global__ void next_token(const T* logits, u32* ids, u32* positions, long long* places, int* lengths,
                                       int classes, u32 room) {
     __shared__ Highest of_warps[32];
@@ -112,10 +112,11 @@ __device__ __forceinline__ void add_products(const Eight& w, const T* x, int col
     }
 }
 
-// sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, by a warp, x by way of STAGED elements of shared
-// memory: each weight is read once. Rows that are normalized before are staged as a whole. The order of a row's sum
-// depends neither on the other rows nor on ROWS. Every thread of a block comes here, also where its warp has nothing to
-// sum. `meanwhile` is called once the launches before are done: its loads are on their way while x is staged.
+// sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, by a warp, with x staged through STAGED elements of
+// shared memory: each weight is read once. Rows that are normalized first are staged as a whole. The order of a row's
+// sum depends neither on the other rows nor on ROWS. Every thread of a block must call this, even if its warp has
+// nothing to sum. `meanwhile` is called once the preceding launches are done: its loads are in flight while x is
+// staged.
 template <int ROWS, int N, class F>
 __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, const T* const (&weights)[N],
                                               bool is_there, u32 rows, int inner, float (&sums)[N][ROWS],
@@ -126,7 +127,7 @@ __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, c
     __shared__ Words staged[STAGED * sizeof(T) / 16];
     const T* tile = (const T*)staged;
     int first = threadIdx.x % 32 * EIGHT;
-    // The first weights, all of those of a short row, are on their way while the launch before ends and x is staged.
+    // The first weights, which are all of a short row, are in flight while the preceding launch ends and x is staged.
     Eight early[N][EARLY] = {};
 #pragma unroll
     for (int part = 0; part < N * EARLY; part++) {
@@ -179,8 +180,8 @@ __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, c
         for (int row = 0; row < ROWS; row++) sums[m][row] = warp_sum(sums[m][row]);
 }
 
-// y[r, o] = Σᵢ norm(x)[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: a warp an output. With
-// a residual, one matrix, y += residual.
+// y[r, o] = Σᵢ norm(x)[r, i] · w[o, i] + bias[o] for at most ROWS rows and up to three matrices: one warp per output.
+// With a residual, which takes a single matrix, y += residual.
 template <int ROWS>
 __device__ __forceinline__ void few_rows(const T* x, const RowNorm& norm, const T* const (&w)[3],
                                          const T* const (&bias)[3], T* const (&y)[3], const T* residual, u32 rows,
@@ -201,7 +202,7 @@ __device__ __forceinline__ void few_rows(const T* x, const RowNorm& norm, const 
         if (row < int(rows)) end_output(sums[0][row], added, residual, to, row, output, across);
 }
 
-// y[r, o] = f(gate) · up of the two products Σᵢ norm(x)[r, i] · w[o, i] + bias[o], each rounded: a warp an output.
+// y[r, o] = f(gate) · up of the two products Σᵢ norm(x)[r, i] · w[o, i] + bias[o], each rounded: one warp per output.
 template <int ROWS>
 __device__ __forceinline__ void few_rows_gated(const T* x, const RowNorm& norm, const T* const (&w)[2],
                                                const T* const (&bias)[2], T* y, u32 rows, int inner, int outputs,
@@ -218,8 +219,8 @@ __device__ __forceinline__ void few_rows_gated(const T* x, const RowNorm& norm, 
 }
 
 // The new token of each of at most ROWS sequences: queries, keys and values, Σᵢ norm(x)[r, i] · w[o, i] + bias[o], are
-// rounded, and turned and stored as by `append_at`, the queries in y. A warp computes the pair of outputs that is
-// turned together, of values and where nothing is turned two neighbours, and its lane r ends row r.
+// rounded, then rotated and stored as by `append_at`, the queries in y. A warp computes the pair of outputs that is
+// rotated together (for values, and if nothing is rotated, two neighbors), and its lane r finishes row r.
 template <int ROWS>
 __device__ __forceinline__ void few_rows_appended(const T* x, const RowNorm& norm, const T* const (&w)[3],
                                                   const T* const (&bias)[3], T* const (&y)[3], const float* cosines,

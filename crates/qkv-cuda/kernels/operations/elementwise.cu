@@ -33,7 +33,7 @@ extern "C" __global__ void scale_sequences(T* x, const float* factors, u32 each,
     FOR_EACH(n) x[at] = narrow(widen(x[at]) * factors[at / each]);
 }
 
-// out = dropout(activation(x + bias)). Where `out` is elsewhere, x keeps the sum.
+// out = dropout(activation(x + bias)). If `out` is not x, x keeps the sum.
 extern "C" __global__ void activate(T* x, T* out, const float* bias, u32 rows, int width, int activation,
                                     Dropout dropout) {
     FOR_EIGHTS(rows, width) {
@@ -71,7 +71,7 @@ extern "C" __global__ void activation_gradient(T* gradient, const T* saved, u32 
     }
 }
 
-// y = x + dropout(y), or dropout(y) alone.
+// y = x + dropout(y), or just dropout(y).
 extern "C" __global__ void residual(T* y, const T* x, u32 rows, int width, Dropout dropout) {
     FOR_EIGHTS(rows, width) {
         float a[EIGHT], b[EIGHT];
@@ -117,7 +117,7 @@ extern "C" __global__ void gated_gradient(T* gradient, T* d_gate, const T* gate,
     }
 }
 
-// Rotates the pairs (x[i], x[i + half]) of each head by the angles of row r mod length; `sign` −1 turns back.
+// Rotates the pairs (x[i], x[i + half]) of each head by the angles of row r mod length; a `sign` of −1 rotates back.
 extern "C" __global__ void rotate(T* x, const float* cosines, const float* sines, u32 rows, u32 heads, u32 half,
                                   u32 length, float sign) {
     FOR_EACH(rows * heads * half) {

@@ -1,7 +1,7 @@
-// What products of few rows do before and after their sums, whatever their weights are stored as: the norm of a row,
-// bias and residual, gates, and the turned end of a cache.
+// What products of few rows do before and after their sums, however their weights are stored: the norm of a row, bias
+// and residual, gates, and rotated pairs appended to a cache.
 
-// Normalizes a row by a warp: layer norm, or, not CENTERED, RMS norm. `to` may be `from`. Returns the mean and the
+// Normalizes a row with a warp: layer norm or, if not CENTERED, RMS norm. `to` may be `from`. Returns the mean and the
 // inverse deviation.
 template <bool CENTERED>
 __device__ __forceinline__ float2 normalize_row(const T* from, T* to, const float* gain, const float* bias, int width,
@@ -40,19 +40,19 @@ __device__ __forceinline__ float2 normalize_row(const T* from, T* to, const floa
 }
 
 // Rotates the pair (x[i], x[i + half]) of a head by an angle. The fused multiply-add is written out, so that every
-// kernel that rotates pairs has the same bits.
+// kernel that calls this has the same bits.
 __device__ __forceinline__ void turn(T a, T b, T* to, u32 half, float cosine, float sine) {
     to[0] = narrow(fmaf(widen(a), cosine, -(widen(b) * sine)));
     to[half] = narrow(fmaf(widen(b), cosine, widen(a) * sine));
 }
 
-// A norm of the rows before a product: layer norm, RMS norm where there is no bias, none where there is no gain.
+// A norm of the rows before a product: layer norm, RMS norm if there is no bias, none if there is no gain.
 struct RowNorm {
     const float *gain, *bias;
     float epsilon;
 };
 
-// Ends a sum of a product: y[r, o] = sum + bias[o] + residual[r, o].
+// Finishes an output of a product: y[r, o] = sum + bias[o] + residual[r, o].
 __device__ __forceinline__ void end_output(float sum, const T* bias, const T* residual, T* y, u32 row, int output,
                                            int outputs) {
     u64 at = u64(row) * outputs + output;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void end_output(float sum, const T* bias, const T* re
     y[at] = narrow(sum);
 }
 
-// Ends the two sums of a gated layer: y[r, o] = f(gate) · up, each rounded before.
+// Finishes an output of a gated layer: y[r, o] = f(gate) · up, both rounded first.
 __device__ __forceinline__ void end_gated(const float (&sums)[2], const T* const (&bias)[2], T* y, u32 row, int output,
                                           int outputs, int of) {
     float both[2], slope;
@@ -70,8 +70,8 @@ __device__ __forceinline__ void end_gated(const float (&sums)[2], const T* const
     y[u64(row) * outputs + output] = narrow(both[1] * gate_of(both[0], of, &slope));
 }
 
-// Ends the sums of two outputs of a token of which queries, keys or values are made, as `append_at` does: `half` is how
-// far apart two are that are turned together.
+// Finishes two outputs of a token's queries, keys or values, as `append_at` does: `half` is the distance of two that
+// are rotated together.
 struct PairEnd {
     bool turns;
     int half;

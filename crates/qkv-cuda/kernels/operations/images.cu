@@ -1,5 +1,5 @@
-// Images, [B, H, W, C]: windows side by side, of which a convolution is a product, the maximum over windows, and group
-// normalization. Gradients are sums over the windows that see a pixel, in one order.
+// Images, [B, H, W, C]: windows side by side, which make a convolution a matrix product, the maximum over windows, and
+// group normalization. Gradients are sums over the windows that see a pixel, in a fixed order.
 
 struct Windows2d {
     u32 kernel[2], stride[2], before[2];
@@ -20,7 +20,7 @@ extern "C" __global__ void unfold2d(const T* x, T* y, Windows2d w, u32 count, in
     }
 }
 
-// `count` is B · H · W; with `add`, d_x is added to what is there.
+// `count` is B · H · W; with `add`, the gradient is added to d_x.
 extern "C" __global__ void unfold2d_gradient(const T* d_y, T* d_x, Windows2d w, u32 count, int channels, int add) {
     FOR_EIGHTS(count, channels) {
         u32 x = row % w.width, y = row / w.width % w.height, b = row / (w.width * w.height);
@@ -43,7 +43,7 @@ extern "C" __global__ void unfold2d_gradient(const T* d_y, T* d_x, Windows2d w, 
     }
 }
 
-// places: for each output, the place of its maximum in its image; of equal ones the first.
+// places: for each output, the place of its maximum in its image; the first of equal ones.
 extern "C" __global__ void max_pool2d(const T* x, T* y, u32* places, Windows2d w, u32 count, u32 channels) {
     FOR_EACH(count) {
         u32 c = at % channels, column = at / channels % w.columns, r = at / channels / w.columns % w.rows;
@@ -90,7 +90,7 @@ extern "C" __global__ void max_pool2d_gradient(const T* d_y, const u32* places, 
     }
 }
 
-// One block for a group of channels of an image. moments: [B, groups, 2].
+// One block per group of channels of an image. moments: [B, groups, 2].
 extern "C" __global__ void group_norm(const T* x, T* y, float* moments, const float* gain, const float* bias,
                                       u32 pixels, u32 channels, u32 groups, float epsilon) {
     __shared__ float scratch[32];
@@ -116,7 +116,7 @@ extern "C" __global__ void group_norm(const T* x, T* y, float* moments, const fl
     }
 }
 
-// partial: [B, 2, channels], what each image adds to the gradients of gain and bias.
+// partial: [B, 2, channels], the contribution of each image to the gradients of gain and bias.
 extern "C" __global__ void group_norm_gradient(const T* x, const T* d_y, T* d_x, const float* moments,
                                                const float* gain, float* partial, u32 pixels, u32 channels, u32 groups,
                                                int add) {

@@ -1,10 +1,10 @@
-// What a search reads of rows of logits, a block a row: the highest of them, the sum of their exponentials, and a token
-// drawn by them. Equal logits are ordered by their class, so that results have the same bits from run to run.
+// What a search reads of rows of logits, one block per row: the highest of them, the sum of their exponentials, and a
+// token drawn from them. Equal logits are ordered by their class, so that results have the same bits from run to run.
 
-// Logits that are kept on the way to the highest, of which there are MOST_HIGHEST at most (`program.rs`).
+// The most logits collected in search of the highest, of which there are at most MOST_HIGHEST (`program.rs`).
 #define MOST_COLLECTED 2048
 
-// Instead of a drawn token: the highest logits are too small a part of all.
+// Returned instead of a drawn token if the highest logits are too small a part of all.
 #define TOO_FLAT 0xfffffffeu
 
 struct RowOfLogits {
@@ -13,7 +13,7 @@ struct RowOfLogits {
     float sum;
     // Whether every logit is finite.
     bool is_finite;
-    // Of the highest logits that were found.
+    // How many of the highest logits were found.
     int count;
 };
 
@@ -24,7 +24,7 @@ struct HighestLogits {
     u32 length;
 };
 
-// Numbers in the order of logits, and of equal ones in the reverse order of their classes.
+// Keys in the order of logits and, for equal ones, in the reverse order of their classes.
 __device__ __forceinline__ u64 key_of(float logit, u32 index) {
     u32 bits = __float_as_uint(logit);
     u32 ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -36,7 +36,7 @@ __device__ __forceinline__ float logit_of(u64 key) {
     return __uint_as_float(ordered >> 31 ? ordered & 0x7fffffffu : ~ordered);
 }
 
-// f(class, logit) for the classes of a row from `first` to `end`, eight of every `step`.
+// Calls f(class, logit) for the classes of a row from `first` to `end`, eight of every `step`.
 template <class F>
 __device__ __forceinline__ void for_each_logit(const T* row, int classes, int first, int end, int step, F f) {
     for (int col = first; col < end; col += step) {
@@ -53,16 +53,16 @@ template <class F> __device__ __forceinline__ void for_each_logit(const T* row, 
     for_each_logit(row, classes, threadIdx.x * EIGHT, classes, blockDim.x * EIGHT, f);
 }
 
-// Classes in a row that a thread has where each has its part of them: whole eights.
+// Consecutive classes per thread if each thread takes a contiguous part: a multiple of eight.
 __device__ __forceinline__ int classes_each(int classes) {
     int eights = (classes + EIGHT - 1) / EIGHT, threads = blockDim.x;
     return (eights + threads - 1) / threads * EIGHT;
 }
 
-// A logit that at least `count` are no lower than, by the highest logit of each thread.
+// A bound that at least `count` logits are not below, from the highest logit of each thread.
 __device__ __forceinline__ u32 lower_bound(u32 mine, int count) {
     u32 bound = 0;
-    // A bf16 has nothing in its lower half.
+    // A widened bf16 has no information in its lower half.
     for (int bit = 31; bit >= 32 - 8 * int(sizeof(T)); bit--) {
         u32 higher = bound | 1u << bit;
         if (__syncthreads_count(mine >= higher) >= count) bound = higher;
@@ -70,7 +70,7 @@ __device__ __forceinline__ u32 lower_bound(u32 mine, int count) {
     return bound;
 }
 
-// The highest logits one by one: where more are equal than can be collected.
+// Finds the highest logits one by one: for when more are equal than can be collected.
 __device__ __forceinline__ void find_one_by_one(const T* row, int classes, int count, HighestLogits& found) {
     u64 below = ~0ull;
     for (int at = 0; at < count; at++) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void find_one_by_one(const T* row, int classes, int c
     }
 }
 
-// Surveys a row, with the `count` highest of its logits. Every thread of the block comes here and gets the result.
+// Surveys a row, with the `count` highest of its logits. Every thread of the block must call this, and gets the result.
 __device__ __forceinline__ RowOfLogits survey_row(const T* row, int classes, int count, float by_temperature,
                                                   HighestLogits& found) {
     __shared__ float scratch[32];
@@ -106,7 +106,7 @@ __device__ __forceinline__ RowOfLogits survey_row(const T* row, int classes, int
     survey.is_finite = !__syncthreads_or(odd);
     survey.highest = block_max(mine, scratch);
     survey.count = count < classes ? count : classes;
-    // Threads with nothing to read are below all others; where too few have something, all logits are collected.
+    // Threads with nothing to read are below all others; if too few have something, all logits are collected.
     u32 bound = lower_bound(int(threadIdx.x) * EIGHT < classes ? u32(key_of(mine, 0) >> 32) : 0, survey.count);
     if (threadIdx.x == 0) found.length = 0;
     __syncthreads();
@@ -137,9 +137,8 @@ __device__ __forceinline__ RowOfLogits survey_row(const T* row, int classes, int
     return survey;
 }
 
-// Of the logits [rows, classes], for each row: how many were found, or NONE where one is not finite; ln Σ eˣ; then
-// class and logit of the `count` highest, best first. Where there are positions, those of sequences, each stands one
-// further.
+// For each row of the logits [rows, classes]: how many were found, or NONE if one is not finite; ln Σ eˣ; then class
+// and logit of the `count` highest, best first. If positions of sequences are given, each advances by one.
 extern "C" __global__ void survey_logits(const T* logits, u32* surveys, u32* positions, long long* places, int* lengths,
                                          int classes, int count, u32 room) {
     __shared__ HighestLogits found;
@@ -165,7 +164,7 @@ struct Drawing {
 };
 static_assert(sizeof(Drawing) == 40, "size of Drawing");
 
-// Draws from all classes in their order: the first at which the sum of weights reaches `share` of the whole.
+// Draws from all classes in their order: the first at which the running sum of weights reaches `share` of the total.
 __device__ __forceinline__ u32 draw_from_all(const T* row, int classes, float highest, double by_temperature,
                                              double share) {
     __shared__ double of_threads[1024], of_warps[32];
@@ -189,7 +188,7 @@ __device__ __forceinline__ u32 draw_from_all(const T* row, int classes, float hi
     for (; warp < blockDim.x / 32 - 1 && left > of_warps[warp]; warp++) left -= of_warps[warp];
     u32 thread = warp * 32;
     for (; thread < warp * 32 + 31 && left > of_threads[thread]; thread++) left -= of_threads[thread];
-    // Beyond the end by rounding: the last one.
+    // If rounding leads beyond the end, the last one.
     for (int col = thread * each; col < classes; col++) {
         left -= weight(widen(row[col]));
         if (left <= 0.0) return col;
@@ -197,7 +196,7 @@ __device__ __forceinline__ u32 draw_from_all(const T* row, int classes, float hi
     return classes - 1;
 }
 
-// Draws from the highest logits, by their weights, the highest first; TOO_FLAT where others might be drawn as well.
+// Draws from the highest logits, by their weights, the highest first; TOO_FLAT if others might be drawn as well.
 __device__ __forceinline__ u32 draw_from_highest(const RowOfLogits& survey, const HighestLogits& found,
                                                  const double* weights, const Drawing& drawing, int classes,
                                                  double share) {
@@ -208,7 +207,7 @@ __device__ __forceinline__ u32 draw_from_highest(const RowOfLogits& survey, cons
         total = 0.0;
         for (int at = 0; at < survey.count; at++) total += weights[at];
     }
-    // Top-p keeps as many as have that share together, and min-p those that are no less likely than that.
+    // Top-p keeps as many as together have that share, and min-p those that are at least that likely.
     int kept = 0;
     double mass = 0.0;
     bool enough = false;
@@ -228,14 +227,13 @@ __device__ __forceinline__ u32 draw_from_highest(const RowOfLogits& survey, cons
     return class_of(found.sorted[kept - 1]);
 }
 
-// The first of the classes in order of their logits, as far as a level, and of those at the level some: all above it,
-// and `ties` at it.
+// A prefix of the classes in the order of their logits: all above a level, and `ties` of those at it.
 struct Prefix {
     u32 level;
     double ties;
 };
 
-// The sum over a block of f(logit, level of the logit) of each class.
+// The sum of f(logit, level of the logit) over all classes, by a block.
 template <class F> __device__ __forceinline__ float sum_over(const T* row, int classes, F f) {
     __shared__ float scratch[32];
     float sum = 0.0f;
@@ -243,7 +241,7 @@ template <class F> __device__ __forceinline__ float sum_over(const T* row, int c
     return block_sum(sum, scratch);
 }
 
-// The shortest prefix over which f, a positive function, has this sum.
+// The shortest prefix over which the sum of f, a positive function, reaches `target`.
 template <class F> __device__ __forceinline__ Prefix prefix_of(const T* row, int classes, double target, F f) {
     u32 level = 0;
     for (int bit = 31; bit >= 32 - 8 * int(sizeof(T)); bit--) {
@@ -256,7 +254,7 @@ template <class F> __device__ __forceinline__ Prefix prefix_of(const T* row, int
     return Prefix{level, ceil((target - above) / each)};
 }
 
-// The class of the n-th logit at a level, counted from 1; of the last one where there are fewer.
+// The class of the n-th logit at a level, counted from 1; of the last one if there are fewer.
 __device__ __forceinline__ u32 class_at_level(const T* row, int classes, u32 level, double n) {
     __shared__ u32 before[1024];
     int each = classes_each(classes), first = threadIdx.x * each, end = first + each < classes ? first + each : classes;
@@ -285,7 +283,7 @@ __device__ __forceinline__ u32 class_at_level(const T* row, int classes, u32 lev
     return found;
 }
 
-// Draws as `draw_from_highest` where too many classes may be drawn to sort them: levels are found by bisection.
+// Draws like `draw_from_highest` when too many classes may be drawn to sort them: levels are found by bisection.
 __device__ __forceinline__ u32 draw_by_levels(const T* row, int classes, const RowOfLogits& survey,
                                               const Drawing& drawing, double share) {
     float highest = survey.highest, by = float(drawing.by_temperature);
@@ -316,9 +314,9 @@ __device__ __forceinline__ u32 draw_by_levels(const T* row, int classes, const R
     return class_at_level(row, classes, drawn.level, drawn.ties);
 }
 
-// Draws the next token of each sequence by its logits [rows, classes]: NONE where one is not finite. A sequence stands
-// one position further, and not beyond its room. Random numbers are the CPU's: those of text `texts[row]` and its token
-// `drawn[row]`, of which there is one more.
+// Draws the next token of each sequence by its logits [rows, classes]; NONE if one is not finite. Each sequence
+// advances by one position, but not beyond its room. Random numbers are those of the CPU for text `texts[row]` and its
+// token `drawn[row]`, which then counts one more.
 extern "C" __global__ void draw_token(const T* logits, u32* ids, u32* positions, long long* places, int* lengths,
                                       const u32* texts, u32* drawn, int classes, u32 room, Drawing drawing) {
     __shared__ HighestLogits found;

@@ -1,11 +1,11 @@
-// Cross-entropy over rows of logits, which are replaced by their gradient, and the sums of its rows.
+// Cross-entropy over rows of logits, which are replaced by their gradient, and the sum over rows.
 
 // The sum of exponentials of some logits, relative to the highest of them, and the sum of the logits.
 struct Mass {
     float most, sum, total;
 };
 
-// That of a row, from those of the threads of its block, in one order. `scratch` has three floats for each warp.
+// The mass of a row, from those of its block's threads, in a fixed order. `scratch` has three floats for each warp.
 __device__ __forceinline__ Mass block_mass(Mass own, float* scratch) {
     float most = warp_max(own.most);
     float sum = warp_sum(own.most == -INFINITE ? 0.0f : own.sum * exponential(own.most - most));
@@ -27,7 +27,7 @@ __device__ __forceinline__ Mass block_mass(Mass own, float* scratch) {
     return all;
 }
 
-// What a row needs beside its logits.
+// What a row needs besides its logits.
 struct RowLoss {
     u32 id;
     float right;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void write_losses(float* losses, const RowLoss& row, 
     losses[3] = 1.0f;
 }
 
-// Exponentials of eight logits times `factor` to their gradient.
+// Turns exponentials of eight logits, times `factor`, into their gradient.
 __device__ __forceinline__ void to_gradient(const RowLoss& row, int col, float factor, float (&x)[EIGHT]) {
     float even = row.scale * row.smoothing / row.classes;
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ void to_gradient(const RowLoss& row, int col, float f
         if (u32(col + at) == row.id) x[at] -= row.scale * (1.0f - row.smoothing);
 }
 
-// Eight logits plus their bias; beyond the classes they are −∞.
+// Adds the bias to eight logits; those beyond the classes become −∞.
 __device__ __forceinline__ void finish_logits(const float* bias, int col, int classes, float (&x)[EIGHT]) {
     if (bias) {
 #pragma unroll
@@ -70,7 +70,7 @@ __device__ __forceinline__ void finish_logits(const float* bias, int col, int cl
     }
 }
 
-// The highest logit and, where labels are smoothed, the sum.
+// Accumulates the highest logit and, if labels are smoothed, the sum.
 __device__ __forceinline__ void add_to(Mass& own, const RowLoss& row, int col, const float (&x)[EIGHT]) {
 #pragma unroll
     for (int at = 0; at < EIGHT; at++) own.most = x[at] > own.most ? x[at] : own.most;
@@ -87,10 +87,10 @@ __device__ __forceinline__ void clear_row(T* scores, float* losses, int classes,
     if (threadIdx.x < 4) losses[threadIdx.x] = 0.0f;
 }
 
-// Vectors of eight logits of a thread where it keeps all of its row in registers.
+// Vectors of eight logits per thread when a row stays in registers.
 #define PARTS 4
 
-// One block of 256 threads a row of at most 8,192 classes, which stays in registers: one exponential a logit. Rows
+// One block of 256 threads per row of at most 8,192 classes, which stays in registers: one exponential per logit. Rows
 // begin `stride` elements apart, a multiple of eight.
 extern "C" __global__ void __launch_bounds__(256, 4)
     cross_entropy(T* logits, const float* bias, const u32* ids, float* losses, int classes, int stride, u32 ignore,
@@ -137,10 +137,10 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     }
 }
 
-// Vectors of eight logits that a thread keeps as they lie in memory; a row is read once where they are enough.
+// Vectors of eight logits that a thread keeps as stored in memory; a row is read only once if they are enough.
 #define KEPT (16 / int(sizeof(T)))
 
-// Calls `f(col, x)` with every eight logits of this thread.
+// Calls `f(col, x)` for each eight logits of this thread.
 template <typename F>
 __device__ __forceinline__ void for_logits(const Eight (&kept)[KEPT], const T* scores, const float* bias, int classes,
                                            F f) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ void for_logits(const Eight (&kept)[KEPT], const T* s
     }
 }
 
-// The same for any number of classes, in blocks of 1,024 threads: two exponentials a logit.
+// The same for any number of classes, in blocks of 1,024 threads: two exponentials per logit.
 extern "C" __global__ void __launch_bounds__(1024)
     cross_entropy_wide(T* logits, const float* bias, const u32* ids, float* losses, int classes, int stride, u32 ignore,
                        float smoothing, float scale, int gradient) {
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     });
 }
 
-// totals[x] += Σ losses[r][x], in one order: a block of 1,024 threads, each for every 1,024th row.
+// totals[x] += Σ losses[r][x], in a fixed order: a block of 1,024 threads, each of which sums every 1,024th row.
 extern "C" __global__ void __launch_bounds__(1024) sum_losses(const float* losses, double* totals, u32 rows) {
     __shared__ double sums[1024][4];
     double sum[4] = {};

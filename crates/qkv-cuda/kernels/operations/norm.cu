@@ -1,8 +1,8 @@
-// Layer and RMS normalization, a warp a row; the gradients of gain and bias as partial sums of some rows each, which
-// `add_partials` adds in their order. And sums of columns, for the gradients of biases.
+// Layer and RMS normalization, one warp per row; the gradients of gain and bias as partial sums over some rows each,
+// which `add_partials` adds in order. Also sums of columns, for the gradients of biases.
 
-// Sums over rows `first` … `last − 1` of N numbers for each column, in a fixed order: `add(row, col, sums)` adds those
-// of eight columns of a row. Threads that would have no columns share the rows of others. to: [N, width].
+// Sums N numbers per column over rows `first` … `last − 1`, in a fixed order: `add(row, col, sums)` adds those of eight
+// columns of a row. Threads that would have no columns share the rows of others. to: [N, width].
 template <int N, typename Add>
 __device__ __forceinline__ void sum_columns(float* to, u32 first, u32 last, int width, Add add) {
     __shared__ float shared[256 * N * EIGHT];
@@ -44,9 +44,9 @@ extern "C" __global__ void layer_norm(const T* x, T* y, float* moments, const fl
     }
 }
 
-// The gradients of `each` rows of at most CHUNKS · 256 columns, a multiple of eight, by a block of 256 threads: a warp
-// a row, every element read once, the sums of columns in registers. RMS normalization is the one that is not CENTERED.
-// moments: mean and inverse deviation of each row, or the latter alone. partial: [blocks, 1 or 2, width].
+// The gradients of `each` rows of at most CHUNKS · 256 columns, a multiple of eight, by a block of 256 threads: one
+// warp per row, every element read once, the sums of columns in registers. If not CENTERED, this is RMS normalization.
+// moments: mean and inverse deviation of each row, or only the latter. partial: [blocks, 1 or 2, width].
 template <int CHUNKS, bool CENTERED>
 __device__ __forceinline__ void norm_gradient(const T* x, const T* d_y, T* d_x, const float* moments, const float* gain,
                                               float* partial, u32 rows, u32 each, int width, int add) {
@@ -133,8 +133,8 @@ NORM_GRADIENT(rms_norm_gradient_512, 2, false)
 NORM_GRADIENT(rms_norm_gradient_768, 3, false)
 NORM_GRADIENT(rms_norm_gradient_1024, 4, false)
 
-// The same for any number of columns, read twice: first d_x, a warp a row, then the sums of columns. With `add`, d_x is
-// added to what is there. partial: [blocks, 2, width].
+// The same for any number of columns, read twice: first for d_x, one warp per row, then for the sums of columns. With
+// `add`, the gradient is added to d_x. partial: [blocks, 2, width].
 extern "C" __global__ void layer_norm_gradient(const T* x, const T* d_y, T* d_x, const float* moments,
                                                const float* gain, float* partial, u32 rows, u32 each, int width,
                                                int add) {
@@ -237,9 +237,9 @@ extern "C" __global__ void rms_norm_gradient(const T* x, const T* d_y, T* d_x, c
 // Rows that a warp loads at once.
 #define IN_FLIGHT 8
 
-// to[c] += Σ x[r][c]. Block (x, y) sums the columns 256x … of the rows y · each …; the last block of a column of blocks
-// adds what all of them have found, in their order. partial: [blocks, width]; arrived: a zero for each x, which the
-// last block leaves zero.
+// to[c] += Σ x[r][c]. Block (x, y) sums the columns 256x … of the rows y · each …; the last block to arrive in a column
+// of blocks adds the partial sums of all of them, in order. partial: [blocks, width]; arrived: a zero for each x, which
+// the last block resets to zero.
 extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u32* arrived, u32 rows, u32 each,
                                        int width, int columns) {
     __shared__ float sums[8 * 256];
@@ -272,7 +272,7 @@ extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u3
     float total = 0.0f;
     for (int at = 0; at < 8; at++) total += sums[at * 256 + threadIdx.x];
     if (col < width) partial[u64(blockIdx.y) * width + col] = total;
-    __threadfence(); // what was written is visible before it is counted
+    __threadfence(); // writes are visible before they are counted
     __syncthreads();
     if (threadIdx.x == 0) before = atomicAdd(arrived + blockIdx.x, 1u);
     __syncthreads();
@@ -301,8 +301,8 @@ extern "C" __global__ void column_sums(const T* x, float* partial, float* to, u3
     to[col] += total;
 }
 
-// sum[col] += Σ partial[p][col] over `count` partial sums in a fixed order: eight runs of them, then the runs.
-// Columns from `width` on belong to `second`; sums that are not wanted are null.
+// sum[col] += Σ partial[p][col] over `count` partial sums in a fixed order: eight runs of them, then the runs. Columns
+// from `width` on belong to `second`; unwanted sums are null.
 extern "C" __global__ void add_partials(const float* partial, float* sum, float* second, u32 count, u32 stride,
                                         u32 width) {
     __shared__ float sums[256];

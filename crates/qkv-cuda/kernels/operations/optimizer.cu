@@ -1,7 +1,7 @@
-// The optimizer over all parameters at once: a block for each slice of one. Norm, clipping and the step follow each
-// other on the device; the host reads the norm afterwards.
+// The optimizer over all parameters at once: one block per slice of a parameter. Norm, clipping and the step follow
+// each other on the device; the host reads the norm afterwards.
 
-// Some elements of one parameter. `half` is its copy in T, for products; null where there is none.
+// Consecutive elements of one parameter. `half` is its copy in T, for products; null if there is none.
 struct Slice {
     float* value;
     const float* gradient;

@@ -1,4 +1,4 @@
-// One step of the gated recurrent unit, of all sequences, and its gradient.
+// One step of the gated recurrent unit, for all sequences, and its gradient.
 
 // x: [B, N, 3C] at step `step`; recurrent: [B, 3C]; gates: [B, 4C] (r, z, n and W_n h + b_n); before, after: [B, C];
 // out: [B, N, C]. A sequence that has ended keeps its state and gives zeros.
@@ -29,8 +29,8 @@ extern "C" __global__ void gru_cell(const T* x, const T* recurrent, const float*
     }
 }
 
-// d_h: [B, C], of the state after the step, and then of the one before it without the path through the product, which
-// follows from d_recurrent: [B, 3C].
+// d_h: [B, C], first the gradient of the state after the step, and then that of the state before it, without the path
+// through the product, which follows from d_recurrent: [B, 3C].
 extern "C" __global__ void gru_cell_gradient(const T* upstream, T* d_h, const T* before, const T* gates, T* d_x,
                                              T* d_recurrent, const u32* lengths, u32 batch, u32 steps, u32 step,
                                              u32 width) {

@@ -1,4 +1,4 @@
-// Rows by number: embeddings, gathers, and their gradients, which add rows in a fixed order and need no atomics.
+// Rows by index: embeddings, gathers, and their gradients, which add rows in a fixed order and need no atomics.
 
 // y[r] = scale · table[ids[r]] + positions[start + r mod length].
 extern "C" __global__ void embedding(const u32* ids, const float* table, const float* positions, T* y, u32 rows,
@@ -18,7 +18,7 @@ extern "C" __global__ void embedding(const u32* ids, const float* table, const f
     }
 }
 
-// y[r] = x[index[r]]; zeros where the index is negative.
+// y[r] = x[index[r]]; zeros if the index is negative.
 extern "C" __global__ void gather_rows(const T* x, const int* index, T* y, u32 rows, int width) {
     FOR_EIGHTS(rows, width) {
         float v[EIGHT] = {};
@@ -60,7 +60,8 @@ extern "C" __global__ void scatter_same(const T* rows, const u32* order, const u
     scatter(rows, order, starts, targets, sums, width, scale);
 }
 
-// Columns `from_at …` of rows of `from_width` into the columns `to_at …` of rows of `to_width`; added with `add`.
+// Copies columns `from_at …` of rows of `from_width` into columns `to_at …` of rows of `to_width`; adds them with
+// `add`.
 extern "C" __global__ void copy_columns(const T* from, T* to, u32 rows, u32 width, u32 from_width, u32 from_at,
                                         u32 to_width, u32 to_at, int add) {
     FOR_EACH(rows * width) {
@@ -71,7 +72,7 @@ extern "C" __global__ void copy_columns(const T* from, T* to, u32 rows, u32 widt
     }
 }
 
-// The mean of the first lengths[b] of `length` rows; a block a sequence.
+// The mean of the first lengths[b] of `length` rows; one block per sequence.
 extern "C" __global__ void mean_rows(const T* x, const u32* lengths, T* y, u32 length, int width) {
     u32 count = lengths[blockIdx.x];
     for (int col = threadIdx.x * EIGHT; col < width; col += blockDim.x * EIGHT) {

@@ -1,8 +1,8 @@
-// What models of speech are trained with: the distance of spectrograms from what they should be, and waves over the
-// places of tokens, of which guided attention is made. Sums have one order.
+// What speech models are trained with: the distance of spectrograms from their targets, and waves over the places of
+// tokens, which guided attention is made of. Sums have a fixed order.
 
-// |x − there| + (x − there)², the mean over the width; a warp a row. d_x: its gradient times `scale`, or null. losses:
-// [rows, 4], as those of `cross_entropy`. Rows that are not counted have neither.
+// |x − there| + (x − there)², averaged over the width; one warp per row. d_x: its gradient times `scale`, or null.
+// losses: [rows, 4], like those of `cross_entropy`. Rows that are not counted have neither loss nor gradient.
 extern "C" __global__ void distance(const T* x, const float* there, const u32* counted, T* d_x, float* losses, u32 rows,
                                     int width, float scale) {
     u32 lane = threadIdx.x % 32, step = gridDim.x * (blockDim.x / 32);
@@ -30,9 +30,9 @@ extern "C" __global__ void distance(const T* x, const float* there, const u32* c
     }
 }
 
-// y [B, N, H, width]: factor · cos(frequency · place − phase), with the middle of each token as a fraction of its
-// sequence for its place, or that of places [B, N] where they are not null; zeros behind the end. waves: [3, width],
-// frequencies, phases and factors.
+// y [B, N, H, width]: factor · cos(frequency · place − phase), where the place of a token is its middle as a fraction
+// of its sequence, or given by places [B, N] if not null; zeros past the end. waves: [3, width], frequencies, phases
+// and factors.
 extern "C" __global__ void place_waves(T* y, const u32* lengths, const float* places, const float* waves, u32 rows,
                                        u32 length, u32 heads, int width) {
     FOR_EIGHTS(rows, width) {
@@ -48,7 +48,7 @@ extern "C" __global__ void place_waves(T* y, const u32* lengths, const float* pl
     }
 }
 
-// losses [rows, 4]: Σ x·y of each row, and zeros; a warp a row.
+// losses [rows, 4]: Σ x·y of each row, and zeros; one warp per row.
 extern "C" __global__ void row_products(const T* x, const T* y, float* losses, u32 rows, int width) {
     u32 lane = threadIdx.x % 32, step = gridDim.x * (blockDim.x / 32);
     for (u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += step) {

@@ -1,5 +1,5 @@
-//! Copies of a few bytes to the host that are begun now and taken later: each goes to page-locked memory of its own,
-//! with an event, so that the host waits for the work before the copy and not for what was put on the stream after it.
+//! Deferred copies of a few bytes to the host: begun now, taken later. Each goes to its own page-locked memory,
+//! followed by an event, so that the host waits for the work before the copy and not for work enqueued after it.
 
 use super::{PushedContext, check, handle};
 use crate::device::Stream;
@@ -17,7 +17,7 @@ struct Slot {
     event: usize,
 }
 
-/// Slots that no copy uses.
+/// Free slots.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots(Arc<Mutex<Vec<Slot>>>);
 
@@ -36,7 +36,7 @@ impl Slots {
         Ok(Slot { memory: memory as usize, event: event as usize })
     }
 
-    /// Their number.
+    /// The number of free slots.
     #[cfg(test)]
     pub fn unused(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
@@ -47,13 +47,13 @@ impl Slots {
     }
 }
 
-/// A copy that has been begun.
+/// A copy that has begun.
 #[derive(Debug)]
 pub(super) struct SmallCopy {
     cuda: &'static LibCuda,
     context: usize,
     slots: Slots,
-    /// Until it is taken.
+    /// `None` once taken.
     slot: Option<Slot>,
     bytes: usize,
 }
@@ -99,7 +99,7 @@ impl PendingCopy for SmallCopy {
 
 impl Drop for SmallCopy {
     fn drop(&mut self) {
-        // The device may still write to the slot; where it failed, the slot is not used again.
+        // The device may still be writing to the slot; after a failure, the slot is not reused.
         if let Some(slot) = self.slot.take()
             && self.wait(&slot).is_ok()
         {

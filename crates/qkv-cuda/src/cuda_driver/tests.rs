@@ -1,4 +1,4 @@
-//! The driver against a fake `libcuda`, compiled here: that contexts are pushed and popped around every call, and that
+//! Tests the driver against a fake `libcuda`, compiled here: contexts are pushed and popped around every call, and
 //! structures arrive as `cuda.h` declares them.
 
 use super::*;
@@ -13,7 +13,7 @@ struct Fake {
 }
 
 impl Fake {
-    /// None, with a line that says so, without a C compiler.
+    /// `None`, with a message, if there is no C compiler.
     fn new() -> Option<Fake> {
         let folder = tempfile::tempdir().unwrap();
         let (source, library) = (folder.path().join("fake.c"), folder.path().join("libcuda.so"));
@@ -139,7 +139,7 @@ fn a_copy_that_is_taken_later_has_what_was_there_when_it_began() {
     let second = driver.read_later(ptr, 8, Stream(0)).unwrap();
     driver.write(ptr, &[3; 8], Stream(0)).unwrap();
     assert_eq!([first.take().unwrap(), second.take().unwrap()], [vec![1; 8], vec![2; 8]]);
-    // One that nobody takes gives its memory back, and so does one that was taken.
+    // A copy that nobody takes returns its slot, and so does one that was taken.
     drop(driver.read_later(ptr, 8, Stream(0)).unwrap());
     assert_eq!(driver.read_later(ptr, 8, Stream(0)).unwrap().take().unwrap(), [3; 8]);
     assert_eq!(driver.slots.unused(), 2);

@@ -1,5 +1,5 @@
-//! The fixed point in which Hopper's kernels sum dQ, on the CPU: the scale of a row as the kernels' own header computes
-//! it, compiled as C++, and the roundings that the kernels make from the gradients of scores on, held to the
+//! Tests on the CPU of the fixed point in which Hopper's kernels sum dQ. The scale of a row comes from the kernels' own
+//! header, compiled as C++; the kernels' roundings, from the gradients of scores on, are replayed and compared with the
 //! definition.
 
 use super::schedule_tests::library;
@@ -11,15 +11,15 @@ use qkv_conformance::bound;
 use qkv_conformance::case::{Case, Data, Extras, Sizes};
 use qkv_conformance::check::ELEMENT_LIMIT;
 
-/// Keys of a tile at width 256: each adds its rounded part.
+/// Keys per tile at width 256: each tile adds its rounded part.
 const KEYS: usize = 64;
-/// Rows that see more are left out: they take long, and their gradients are sums of so much that none is small.
+/// Rows that see more keys are skipped: they take long, and their gradients sum so many terms that none is small.
 const FEW: usize = 12;
 
 type RowScale = unsafe extern "C" fn(f32, i32, f32, f32, f32, f32, f32) -> f32;
 
-/// d_q as the kernels make it from exact weights: row term from the rounded output, gradients of scores rounded, parts
-/// of the sum in fixed point. NaN for rows that see many keys.
+/// d_q as the kernels compute it from exact weights: the row term from the rounded output, the gradients of scores
+/// rounded, and the partial sums in fixed point. NaN for rows that see many keys.
 fn sum_of_parts<T: Element<Acc = f32>>(
     case: &Case,
     data: &Data<T>,
@@ -96,7 +96,7 @@ fn of_few_keys() -> [Case; 2] {
     })
 }
 
-/// The largest distance from the definition, in spreads: without the rounding of fixed point among them, and with it.
+/// The largest distance from the definition, in spreads: of spreads without the fixed-point rounding, and with it.
 fn distances<T: Element<Acc = f32>>(case: &Case, library: &Library) -> [f64; 2] {
     let data = case.data::<T>();
     let reference = Reference::<f64>::exact();
@@ -130,8 +130,8 @@ fn gradients_of_queries_are_within_the_bound_of_fixed_point() {
     }
 }
 
-/// The bound of a row is attained: every value is the row's upstream gradient or its opposite, and so is every key, but
-/// for a sign.
+/// A row attains its bound: every value is the row's upstream gradient or its negative, and all keys are equal up to
+/// sign.
 #[test]
 fn the_largest_row_that_can_be_fits() {
     let Some((library, _folder)) = library(false, &[]) else { return };
@@ -140,7 +140,7 @@ fn the_largest_row_that_can_be_fits() {
     for size in [1e-12f32, 1e-3, 0.7, 1.0, 100.0, 60_000.0] {
         for (width, key, d_lse) in [(64, 1.0f32, 0.0f32), (256, 4.0, 3.0), (128, 1e-4, -50.0)] {
             let square = size * size * width as f32;
-            // Half of the weight is on either: d_out · v is ±square, the row term 0.
+            // Half of the weight is on each sign: d_out · v is ±square, and the row term is 0.
             // SAFETY: likewise.
             let scale = unsafe { row_scale(square, width, 1.0, key, size, 0.0, d_lse) };
             let largest = f64::from(key) * (f64::from(square) + f64::from(d_lse.abs())) * f64::from(scale);

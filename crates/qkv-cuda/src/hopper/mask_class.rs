@@ -1,4 +1,4 @@
-//! Which calls Hopper's kernels take, and how: masks as a band, lengths, segments or a tile list, over scaled dot
+//! Which calls Hopper's kernels support, and how: masks as a band, lengths, segments or a tile list, over scaled dot
 //! products of more than a few queries.
 
 use crate::call::Sizes;
@@ -9,10 +9,10 @@ use qkv::{Attention, Place, Scale, Score};
 
 /// Beyond any key: no limit.
 const FAR: i64 = 1 << 29;
-/// Sequences up to this are left to the general kernels.
+/// Sequences up to this length are left to the general kernels.
 const SHORT: usize = 32;
 
-/// A mask in the terms of these kernels: each flag is a define.
+/// A mask in terms of these kernels: each flag is a define.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MaskClass {
     /// Keys from position − left to position + right.
@@ -25,8 +25,8 @@ pub(super) struct MaskClass {
 }
 
 impl MaskClass {
-    /// The class of a conjunction of causal, window, padding and segment masks, or of one that depends on positions
-    /// alone, with padding.
+    /// The class of a conjunction of causal, window, padding and segment masks, or of a mask that depends only on
+    /// positions, possibly with padding.
     fn of(mask: &CompiledMask) -> Option<MaskClass> {
         let all = MaskClass { band: false, left: FAR, right: FAR, lengths: false, segments: false, tile_list: false };
         match mask.band() {
@@ -42,7 +42,7 @@ impl MaskClass {
         }
     }
 
-    /// The class of a call's mask; none where the kernels do not take the call.
+    /// The class of a call's mask; `None` if the kernels do not support the call.
     pub fn of_call(
         mask: &CompiledMask,
         attention: &Attention,
@@ -62,14 +62,14 @@ impl MaskClass {
             Place::Given => false,
         };
         let Sizes { n, m, d, dv, .. } = *sizes;
-        // Tiles as small as short sequences are faster than a few full ones.
+        // For short sequences, tiles of their size are faster than a few full ones.
         let short = n.max(m) <= SHORT;
         let sizes_fit = n > FEW_QUERIES && !short && m > 0 && d > 0 && dv > 0 && (n.max(m) as i64) < FAR;
         let plain = !attention.entropy && attention.bias.reach().is_none();
         (dtype != Dtype::F32 && scale && placed && sizes_fit && plain).then_some(class)
     }
 
-    /// Whether some pairs may be masked: then results may have to be recomputed.
+    /// Whether any pair may be masked: then results may have to be recomputed.
     pub fn is_masked(&self) -> bool {
         self.band || self.lengths || self.segments || self.tile_list
     }

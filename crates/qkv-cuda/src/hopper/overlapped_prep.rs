@@ -1,24 +1,25 @@
-//! How much of the backward pass's preprocessing overlaps the main kernel. Preprocessing (the largest key and value of
-//! a head, delta of each row) and the final conversion of dq move memory and multiply nothing; before and after the
-//! main kernel they take a seventh of a short pass. A few blocks of their own do them beside it, for all heads but the
-//! first. The results have the same bits either way.
+//! Decides how much of the backward pass's preprocessing overlaps the main kernel. Preprocessing (the largest key and
+//! value of a head, delta of each row) and the final conversion of dq move memory and multiply nothing; run before and
+//! after the main kernel, they take a seventh of a short pass. Instead, a few dedicated blocks do them beside it, for
+//! all heads but the first. Results are bit-identical either way.
 
 use crate::call::Sizes;
 
 /// Blocks beside the main kernel: the fewest that stay ahead of it, as measured (LADDER.md).
 pub(super) const PREP_BLOCKS: u32 = 6;
-/// With fewer keys, the main kernel is no slower than these blocks.
+/// With fewer keys, the main kernel would keep up with these blocks.
 const MIN_KEYS: usize = 4_096;
-/// Bytes of preprocessing that are worth overlapping.
+/// The fewest bytes of preprocessing worth overlapping.
 const MIN_BYTES: usize = 64 << 20;
-/// Pairs that the main kernel multiplies while these blocks read one row of q or k, of two tensors each. With fewer per
-/// row, the main kernel would wait for them.
+/// Pairs that the main kernel multiplies in the time these blocks read one query or key row of two tensors. With fewer
+/// per row, the main kernel would wait for them.
 const PAIRS_PER_ROW: usize = 500;
-/// On a smaller device the blocks would be too large a share.
+/// On a smaller device these blocks would take too large a share.
 const MIN_PROCESSORS: usize = 100;
 
 /// How many key heads are preprocessed before the main kernel: those that its blocks begin with and a few more, or all.
-/// `pairs` are visible in a query head, `tiles` is the work of a key head, `section` heads are worked on side by side.
+/// `pairs` counts the visible pairs of a query head, `tiles` the work of a key head, and `section` the heads processed
+/// side by side.
 pub(super) fn prepared_heads(sizes: &Sizes, pairs: usize, tiles: usize, section: usize, processors: usize) -> usize {
     let Sizes { b, hq, hk, n, m, d, dv } = *sizes;
     let (heads, bytes) = (b * hk, 2 * b * (hk * m * (d + dv) + 2 * hq * n * dv));

@@ -8,17 +8,17 @@ use crate::kernel_abi::{RECOMPUTE_ROWS, ROW_STATS_PAD};
 use crate::tile_list::TileList;
 use crate::workspace::{Layout, Region};
 
-/// The most consumer warps of a block, each of which counts the splits of a row.
+/// The most consumer warps per block, each of which counts the splits of a row.
 const MAX_WARPS: usize = 12;
-/// Words before the marks: two of the scheduler, and whether any tile is marked.
+/// Words of the scheduler; the word that says whether any tile is marked, and then the marks, follow them.
 const SCHEDULER_WORDS: usize = 2;
 
-/// What both passes use.
+/// Regions that both passes use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CommonRegions {
     /// Zeroed before the launch: the scheduler's counters, marks for recomputation, arrivals of splits.
     pub counters: Region,
-    /// Words of the marks of query tiles, and of all marks.
+    /// Number of words: marks of query tiles, and all marks.
     query_marks: usize,
     marks: usize,
     sinks: Region,
@@ -58,7 +58,7 @@ impl CommonRegions {
         CommonRegions::new(call, mask, list, hk, 2 * block_n * head_dim, m, key_marks, layout)
     }
 
-    /// `heads` walk the rows of a list, and keep `split_floats` for each split; `rows` have ranges.
+    /// `heads` heads walk the rows of a list and keep `split_floats` floats per split; `rows` rows have ranges.
     #[allow(clippy::too_many_arguments)]
     fn new(
         call: &Call,
@@ -107,7 +107,7 @@ impl CommonRegions {
     }
 }
 
-/// What the backward pass uses beside it.
+/// Additional regions of the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BackwardRegions {
     /// A copy of d_out that TMA can address.

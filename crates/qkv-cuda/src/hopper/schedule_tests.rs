@@ -1,5 +1,6 @@
-//! The index arithmetic of the Hopper kernels on the CPU: their own headers, compiled as C++, against brute force. The
-//! order of the scheduler, the tiles that each pass visits, bits of masked columns, and the ranges of segments.
+//! Tests the index arithmetic of the Hopper kernels on the CPU: their own headers, compiled as C++, against brute
+//! force. Covers the order of the scheduler, the tiles that each pass visits, the bits of masked columns, and the
+//! ranges of segments.
 
 use crate::hopper_params::HopperParams;
 use crate::program::hopper_schedule_test;
@@ -15,7 +16,7 @@ const BACKWARD: [usize; 2] = [64, 128];
 const PARTIAL_FOR: i32 = 2;
 const EMPTY_FOR: i32 = 8;
 
-/// The compiled headers with these features; none, with a line that says so, without a C++ compiler.
+/// The headers compiled with these features; `None`, with a message, if there is no C++ compiler.
 pub(super) fn library(forward: bool, features: &[&str]) -> Option<(Library, tempfile::TempDir)> {
     let folder = tempfile::tempdir().unwrap();
     let (source, library) = (folder.path().join("schedule.cpp"), folder.path().join("schedule.so"));
@@ -28,7 +29,7 @@ pub(super) fn library(forward: bool, features: &[&str]) -> Option<(Library, temp
         return None;
     };
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    // SAFETY: it was just built from our source, and has no initializers but of its own statics.
+    // SAFETY: it was just built from our source, and its only initializers are those of its own statics.
     Some((unsafe { Library::new(&library) }.unwrap(), folder))
 }
 
@@ -234,7 +235,7 @@ fn ranges_of_segments_are_the_keys_that_a_query_sees() {
         let [low, high] = ranges[b * n + i];
         assert_eq!((low..high).collect::<Vec<_>>(), visible, "query {i} of sequence {b}");
     }
-    // Segments that are no runs are left to the general kernels, whole.
+    // Segments that are not runs are left to the general kernels entirely.
     assert!(ranges[2 * n..].iter().all(|range| *range == [0, 0]));
     assert_eq!((any, counter), (1, [0, 0]));
     assert_eq!(marks, [vec![0; 2 * tiles], vec![1; tiles]].concat());

@@ -1,4 +1,4 @@
-//! Additive attention of one head, which plans do not have.
+//! Additive attention of one head, which plans do not support.
 
 use super::launch::{Argument, count};
 use super::{Array, Kind, Operations};
@@ -19,7 +19,7 @@ pub struct AdditiveCall {
     pub lengths: Option<Array>,
     /// `B`, `N`, `M`, `A` and `C`.
     pub sizes: [usize; 5],
-    /// Of hard attention.
+    /// How hard attention chooses; `None` for soft attention.
     pub choice: Option<AdditiveChoice>,
 }
 
@@ -28,7 +28,7 @@ pub struct AdditiveCall {
 pub struct AdditiveChoice {
     /// The seed of a draw from the softmax; without one, the key with the largest score is taken.
     pub seed: Option<u64>,
-    /// Whether scores get the gradient that they had if the weights were soft, instead of that of the log-probability.
+    /// Whether scores get the gradient they would have with soft weights, instead of that of the log-probability.
     pub straight_through: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct AdditiveOutput {
     pub values: Array,
     /// The weights of a softmax in f32, `[B, N, M]`.
     pub weights: Array,
-    /// The key that hard attention chose, u32 `[B, N]`; `M` where there is none.
+    /// The key that hard attention chose, u32 `[B, N]`; `M` if there is none.
     pub chosen: Option<Array>,
 }
 
@@ -57,10 +57,10 @@ impl AdditiveCall {
 }
 
 impl Operations {
-    /// The attention.
+    /// Computes the attention.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn additive_attention(&self, call: &AdditiveCall) -> AdditiveOutput {
         let [b, n, m, a, c] = call.sizes;
         let (values, weights) = (self.activations(b * n * c), self.empty(Kind::F32, b * n * m, "weights"));
@@ -76,11 +76,12 @@ impl Operations {
         AdditiveOutput { values, weights, chosen }
     }
 
-    /// The gradients of queries, keys and values; that of the score's vector is added to `sum`, where it is trained.
-    /// `d_log_prob`, f32 `[B, N]`, are those of the log-probabilities of choices; zeros where there are none.
+    /// Computes the gradients of queries, keys and values; that of the score's vector is added to `sum`, if it is
+    /// trained. `d_log_prob`, f32 `[B, N]`, holds the gradients of the log-probabilities of choices; without it, they
+    /// are zero.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn additive_gradients(
         &self,
         call: &AdditiveCall,

@@ -52,7 +52,7 @@ pub(super) struct DeviceMemory {
 
 #[derive(Debug, Default)]
 struct MemoryState {
-    /// By size.
+    /// Keyed by size.
     free: BTreeMap<usize, Vec<u64>>,
     free_bytes: usize,
     used: usize,
@@ -61,15 +61,15 @@ struct MemoryState {
     recorded: Option<RecordedBlocks>,
 }
 
-/// While a graph is recorded: the thread that does it, and blocks that the graph has used, and may use again. They
-/// count as used.
+/// While a graph is recorded: the recording thread, and the blocks that the graph has used and may reuse. They count as
+/// used.
 #[derive(Debug)]
 struct RecordedBlocks {
     thread: u64,
     blocks: BTreeMap<usize, Vec<u64>>,
 }
 
-/// Memory that a graph uses whenever it runs; given back when dropped.
+/// Memory that a graph uses whenever it runs; returned when dropped.
 #[derive(Debug)]
 pub(super) struct RecordedMemory {
     blocks: BTreeMap<usize, Vec<u64>>,
@@ -85,10 +85,10 @@ impl Drop for RecordedMemory {
     }
 }
 
-/// Constants that are kept.
+/// The most constants kept.
 const MAX_CONSTANTS: usize = 64;
 
-/// Allocations are multiples of this: the alignment of what CUDA allocates.
+/// Allocations are multiples of this, the alignment of CUDA's own allocations.
 const ALIGNMENT: usize = 256;
 
 /// `bytes` rounded up to one of eight sizes between two powers of two, so that batches of slightly different shapes
@@ -112,14 +112,14 @@ impl DeviceMemory {
         [state.used, state.peak]
     }
 
-    /// A block of at least this size, with any content.
+    /// A block of at least this size, with arbitrary contents.
     fn take(self: &Arc<Self>, bytes: usize, purpose: &str) -> Result<Arc<Block>> {
         let bytes = class(bytes);
         let mut state = self.state();
         if let Some(ptr) = state.recorded().and_then(|recorded| recorded.get_mut(&bytes)?.pop()) {
             return Ok(Arc::new(Block { ptr, bytes, memory: Some(self.clone()) }));
         }
-        // A slightly larger block will do; a much larger one is left to larger arrays.
+        // A slightly larger block will do; a much larger one is left for larger arrays.
         let size = state.free.range(bytes..=bytes + bytes / 8).next().map(|(&size, _)| size);
         let found = size.and_then(|size| state.pop(size).map(|ptr| (ptr, size)));
         let (ptr, bytes) = match found {
@@ -131,18 +131,18 @@ impl DeviceMemory {
         Ok(Arc::new(Block { ptr, bytes, memory: Some(self.clone()) }))
     }
 
-    /// From now on, what this thread gives back stays with the graph that it records.
+    /// From now on, the blocks that this thread returns stay with the graph that it records.
     pub fn begin_recording(&self) {
         self.state().recorded = Some(RecordedBlocks { thread: this_thread(), blocks: BTreeMap::new() });
     }
 
-    /// What the graph keeps.
+    /// Ends the recording; returns the memory that the graph keeps.
     pub fn end_recording(self: &Arc<Self>) -> RecordedMemory {
         let recorded = self.state().recorded.take();
         RecordedMemory { blocks: recorded.map_or_else(BTreeMap::new, |of| of.blocks), memory: self.clone() }
     }
 
-    /// From the driver; where it has none left, after giving it all free blocks.
+    /// Allocates from the driver; if it has no memory left, frees all free blocks and tries again.
     fn allocate(&self, state: &mut MemoryState, bytes: usize, purpose: &str) -> Result<u64> {
         if let Ok(ptr) = self.driver.allocate(bytes) {
             return Ok(ptr);
@@ -160,7 +160,7 @@ impl DeviceMemory {
 }
 
 impl MemoryState {
-    /// The blocks of the graph that this thread records, if it does.
+    /// The blocks of the graph that this thread records, if any.
     fn recorded(&mut self) -> Option<&mut BTreeMap<usize, Vec<u64>>> {
         self.recorded.as_mut().filter(|of| of.thread == this_thread()).map(|of| &mut of.blocks)
     }
@@ -191,12 +191,12 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Memory of one or several arrays; given back with the last of them.
+/// Memory of one or several arrays; returned with the last of them.
 #[derive(Debug)]
 struct Block {
     ptr: u64,
     bytes: usize,
-    /// None for a block of no memory, after a failure.
+    /// `None` for an empty block, after a failure.
     memory: Option<Arc<DeviceMemory>>,
 }
 
@@ -227,7 +227,7 @@ impl Array {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -242,15 +242,15 @@ impl Array {
         Arc::get_mut(&mut self.block).is_some()
     }
 
-    /// Whether it is in the memory of another.
+    /// Whether it shares the memory of another.
     pub fn is_part_of(&self, other: &Array) -> bool {
         Arc::ptr_eq(&self.block, &other.block)
     }
 
-    /// Some of its elements.
+    /// A slice of its elements.
     ///
     /// # Panics
-    /// Where it has fewer.
+    /// If the range is out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Array {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
         let offset = self.offset + range.start * self.kind.size();
@@ -265,7 +265,7 @@ impl Array {
         self.len * self.kind.size()
     }
 
-    /// Checks what a kernel relies on.
+    /// The address, after checking the type and the length that a kernel relies on.
     pub(super) fn expect(&self, kind: Kind, len: usize) -> u64 {
         assert!(
             self.kind == kind && self.len >= len,
@@ -278,7 +278,7 @@ impl Array {
 }
 
 impl Operations {
-    /// An array with any content. `purpose` is for the error where there is no memory left.
+    /// An array with arbitrary contents. `purpose` is for the error message if there is no memory left.
     pub fn empty(&self, kind: Kind, len: usize, purpose: &str) -> Array {
         let found = match self.failed() {
             None => self.shared.memory.take(len * kind.size(), purpose),
@@ -291,7 +291,7 @@ impl Operations {
         Array { block, offset: 0, len, kind }
     }
 
-    /// An array of activations with any content.
+    /// An array of activations with arbitrary contents.
     pub fn activations(&self, len: usize) -> Array {
         self.empty(self.activation_kind(), len, "activations")
     }
@@ -315,7 +315,7 @@ impl Operations {
         array
     }
 
-    /// A copy of scalars, whose type has the size of the array's.
+    /// Uploads scalars, whose type has the size of the array's.
     pub fn upload<S: Scalar>(&self, kind: Kind, data: &[S], purpose: &str) -> Array {
         assert_eq!(size_of::<S>(), kind.size(), "a scalar of another size");
         let array = self.empty(kind, data.len(), purpose);
@@ -323,10 +323,10 @@ impl Operations {
         array
     }
 
-    /// Overwrites an array from the host, at once: this is never recorded.
+    /// Overwrites an array from the host, immediately: this is never recorded.
     ///
     /// # Panics
-    /// Where the sizes differ.
+    /// If the sizes differ.
     pub fn write<S: Scalar>(&self, array: &Array, data: &[S]) {
         assert_eq!(size_of_val(data), array.bytes(), "as many bytes");
         if self.failed().is_none() {
@@ -337,7 +337,7 @@ impl Operations {
         }
     }
 
-    /// A copy of activations, rounded to their type.
+    /// Uploads activations, rounded to their type.
     pub fn upload_activations(&self, data: &[f32]) -> Array {
         match self.activation_kind() {
             Kind::F32 => self.upload(Kind::F32, data, "activations"),
@@ -345,7 +345,7 @@ impl Operations {
         }
     }
 
-    /// The elements of an array of floats, after all work; NaN after a failure, which nobody takes for results.
+    /// The elements of an array of floats, after all work; after a failure NaN, which nobody mistakes for results.
     pub fn read(&self, array: &Array) -> Vec<f32> {
         let numbers = match array.kind {
             Kind::F32 => self.read_scalars(array),
@@ -359,7 +359,7 @@ impl Operations {
     /// The elements of an array, after all work; zeros after a failure.
     ///
     /// # Panics
-    /// Where the type has another size.
+    /// If the type has another size.
     pub fn read_scalars<S: Scalar>(&self, array: &Array) -> Vec<S> {
         assert_eq!(size_of::<S>(), array.kind.size(), "a scalar of another size");
         let mut data = vec![S::default(); array.len];
@@ -372,8 +372,8 @@ impl Operations {
         data
     }
 
-    /// Begins to copy a few numbers, at most 64 bytes, to the host, as they are after the work so far. Reading them
-    /// later waits for that work alone, so that the host can be a step ahead of the device.
+    /// Begins to copy a few numbers, at most 64 bytes, to the host, as they are after the work enqueued so far. Reading
+    /// them later waits only for that work, so that the host can run a step ahead of the device.
     pub fn fetch(&self, array: &Array) -> Fetched {
         let copy = match self.failed() {
             None => self.driver().read_later(array.ptr(), array.bytes(), self.shared.stream),
@@ -387,7 +387,7 @@ impl Operations {
     /// Copies an array into another of its type and length.
     ///
     /// # Panics
-    /// Where they differ.
+    /// If they differ.
     pub fn copy(&self, to: &Array, from: &Array) {
         assert_eq!((to.kind, to.len), (from.kind, from.len), "arrays of one type and length");
         if self.failed().is_none() && !to.is_empty() {
@@ -411,10 +411,10 @@ impl Operations {
         array
     }
 
-    /// Arrays of one type, one behind the other.
+    /// Concatenates arrays of one type.
     ///
     /// # Panics
-    /// Where there is none, or their types differ.
+    /// If there is none, or their types differ.
     pub fn joined(&self, parts: &[Array]) -> Array {
         let joined = self.empty(parts[0].kind, parts.iter().map(Array::len).sum(), "activations");
         let mut start = 0;
@@ -425,7 +425,7 @@ impl Operations {
         joined
     }
 
-    /// A copy in memory of its own.
+    /// A copy in its own memory.
     pub fn duplicate(&self, array: &Array) -> Array {
         let copy = self.empty(array.kind, array.len, "a copy");
         self.copy(&copy, array);
@@ -433,12 +433,12 @@ impl Operations {
     }
 }
 
-/// Numbers that one thread rounds before another is worth starting.
+/// The fewest numbers per rounding thread: for fewer, another thread is not worth starting.
 const ROUNDED_ALONE: usize = 1 << 20;
-/// Threads that round; more do not read memory faster.
+/// The most rounding threads; more do not read memory faster.
 const ROUNDING_THREADS: usize = 8;
 
-/// Numbers rounded to bf16, by several threads where they are many.
+/// Rounds numbers to bf16, with several threads if there are many.
 fn rounded(data: &[f32]) -> Vec<bf16> {
     let mut rounded = vec![bf16::ZERO; data.len()];
     let round = |to: &mut [bf16], from: &[f32]| {
@@ -457,7 +457,7 @@ fn rounded(data: &[f32]) -> Vec<bf16> {
     rounded
 }
 
-/// Numbers on their way to the host: see [`Operations::fetch`].
+/// Numbers in flight to the host: see [`Operations::fetch`].
 #[derive(Debug)]
 pub struct Fetched {
     operations: Operations,
@@ -468,10 +468,10 @@ pub struct Fetched {
 }
 
 impl Fetched {
-    /// The numbers; zeros after a failure.
+    /// Waits for the numbers; zeros after a failure.
     ///
     /// # Panics
-    /// Where the type has another size.
+    /// If the type has another size.
     pub fn read<S: Scalar>(self) -> Vec<S> {
         assert_eq!(size_of::<S>(), self.kind.size(), "a scalar of another size");
         let mut data = vec![S::default(); self.len];

@@ -1,4 +1,4 @@
-//! Attention over tensors of the tape, `[B, L, H·D]`: plans are made once for each description and shape.
+//! Attention over tensors of the tape, `[B, L, H·D]`: plans are made once per description and shape.
 
 use super::{Array, Kind, MAX_PLANS, Operations};
 use crate::error::{Error, Result};
@@ -31,11 +31,11 @@ pub struct AttentionCall {
     pub positions: Option<Array>,
     /// The relative table `[H, 2·reach + 1]`, the learned scale and the sinks, as activations.
     pub parameters: [Option<Array>; 3],
-    /// The heads that the table has rows for.
+    /// The number of heads that the table has rows for.
     pub table_heads: usize,
-    /// Of dropout.
+    /// The seed of dropout.
     pub seed: Option<u64>,
-    /// Whether gradients follow.
+    /// Whether a backward pass follows.
     pub backward: bool,
 }
 
@@ -60,17 +60,17 @@ pub struct AttentionGradients {
 /// What a plan depends on besides the description.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PlanKey {
-    /// Of every tensor, in the order of [`Tensors::shapes`].
+    /// The shape of every tensor, in the order of [`Tensors::shapes`].
     shapes: [Vec<usize>; 14],
-    /// Whether queries, keys and values begin at 16 bytes.
+    /// Whether queries, keys and values are aligned to 16 bytes.
     alignment: [bool; 3],
     backward: bool,
 }
 
-/// Plans of each key, with their descriptions.
+/// Plans by key, with their descriptions.
 pub(super) type Plans = HashMap<PlanKey, Vec<(Attention, Result<Arc<Plan>>)>>;
 
-/// `[B, L, H·D]` as `[B, H, L, D]`.
+/// Views `[B, L, H·D]` as `[B, H, L, D]`.
 fn heads_of(array: &Array, batch: usize, length: usize, heads: usize) -> Strided {
     let width = array.len() / (batch * length).max(1);
     let d = width / heads.max(1);
@@ -100,7 +100,7 @@ impl AttentionCall {
 }
 
 impl Operations {
-    /// The plan of a call; those that only the CPU computes are an error.
+    /// The plan of a call; an error if only the CPU supports it.
     fn plan(&self, call: &AttentionCall, tensors: &Tensors) -> Result<Arc<Plan>> {
         let AttentionCall { attention, backward, .. } = call;
         let aligned = |tensor: &Strided| tensor.ptr.is_multiple_of(16);
@@ -125,7 +125,7 @@ impl Operations {
     /// The forward pass.
     ///
     /// # Errors
-    /// Where the description is refused, or runs only on the CPU.
+    /// If the description is rejected, or runs only on the CPU.
     pub fn attention(&self, call: &AttentionCall) -> Result<AttentionOutput> {
         let tensors = call.tensors();
         let [batch, hq, n, _] = tensors.q.shape;
@@ -139,8 +139,8 @@ impl Operations {
         let workspace = self.empty(Kind::U32, plan.forward_workspace().div_ceil(4), "the workspace of attention");
         let out = Outputs::new(heads_of(&values, batch, n, hq), vector(&lse));
         let space = Workspace::new(workspace.ptr(), plan.forward_workspace());
-        // SAFETY: all arrays are as large as the plan's shapes, and stay in place until the stream has passed: memory
-        // that is dropped is taken again by later work on the same stream alone.
+        // SAFETY: all arrays are as large as the plan's shapes, and stay valid until the stream is done with them:
+        // dropped memory is reused only by later work on the same stream.
         unsafe { plan.forward(&tensors, &out, space, self.stream())? };
         Ok(AttentionOutput { values, lse })
     }
@@ -148,10 +148,10 @@ impl Operations {
     /// The backward pass, from the gradient of the values.
     ///
     /// # Errors
-    /// As [`attention`](Operations::attention).
+    /// As for [`attention`](Operations::attention).
     ///
     /// # Panics
-    /// Where the call was made without `backward`.
+    /// If the call was made without `backward`.
     pub fn attention_gradients(
         &self,
         call: &AttentionCall,
@@ -186,7 +186,7 @@ impl Operations {
         Ok(AttentionGradients { inputs, parameters })
     }
 
-    /// Remembers an error of attention that is not about the description.
+    /// Remembers an attention error that is not about the description.
     pub fn fail(&self, error: Error) {
         self.remember(Err(error));
     }

@@ -1,6 +1,6 @@
-//! Matrices in quantized blocks in device memory: how they are packed for `blocks.cu`, and what is computed with them.
-//! Products of few rows read the blocks alone; more rows are multiplied with elements that are widened for the time of
-//! the product.
+//! Matrices in quantized blocks in device memory: how they are packed for `blocks.cu`, and the operations on them.
+//! Products of few rows read the blocks directly; for more rows, the elements are widened for the duration of the
+//! product.
 
 use super::launch::{Argument, count};
 use super::{Array, CacheEnd, FewRowsInput, FewRowsProduct, Gate, Kind, Operations};
@@ -32,7 +32,7 @@ impl<'a> From<&'a Array> for MatrixRef<'a> {
 }
 
 impl<'a> MatrixRef<'a> {
-    /// The elements, where they are there.
+    /// The elements, if it is not in blocks.
     pub(super) fn elements(self) -> Option<&'a Array> {
         match self {
             MatrixRef::Elements(array) => Some(array),
@@ -40,7 +40,7 @@ impl<'a> MatrixRef<'a> {
         }
     }
 
-    /// The blocks, where it is in blocks.
+    /// The blocks, if it is in blocks.
     pub(super) fn blocks(self) -> Option<&'a BlockMatrix> {
         match self {
             MatrixRef::Elements(_) => None,
@@ -49,26 +49,26 @@ impl<'a> MatrixRef<'a> {
     }
 }
 
-/// The most rows of a product that reads blocks: eight at a time, until widening the matrix for cuBLASLt takes less. To
-/// widen it in bf16, write it and read it again moves 2.3 times as many bytes as eight passes over blocks of 4 bits
-/// that come from the cache after the first.
+/// The most rows of a product that reads blocks, eight at a time: with more, widening the matrix for cuBLASLt is
+/// faster. Widening it to bf16, which writes it and reads it again, moves 2.3 times as many bytes as eight passes over
+/// 4-bit blocks, which come from the cache after the first.
 const MOST_ROWS: usize = 64;
-/// Rows of the matrix that lie side by side.
+/// Rows of the matrix that are stored side by side.
 const OCTET: usize = 8;
-/// Columns of a tile.
+/// Columns per tile.
 const COLUMNS: usize = 128;
-/// Blocks of 32 columns of a tile.
+/// Blocks of 32 columns per tile.
 const BLOCKS: usize = COLUMNS / BLOCK;
 
-/// How the blocks of a format lie in a tile: `BlockTile` of `blocks.cu`.
+/// How the blocks of a format are laid out in a tile: `BlockTile` of `blocks.cu`.
 struct TileLayout {
     /// The number of the format.
     number: u32,
     /// Bits of a code above the low four.
     high: usize,
-    /// Words of scales, for a row.
+    /// Words of scales per row.
     record: usize,
-    /// What is added to a code without its zero.
+    /// Added to a code to make it unsigned.
     zero: i32,
 }
 
@@ -87,7 +87,7 @@ impl TileLayout {
         TileLayout { number, high, record, zero: if format == Format::Q8_0 { 128 } else { format.zero() } }
     }
 
-    /// Words of a tile.
+    /// Words per tile.
     fn words(&self) -> usize {
         COLUMNS + 32 * self.high + OCTET * self.record
     }
@@ -130,7 +130,7 @@ impl TileLayout {
 }
 
 impl BlockMatrix {
-    /// The pointer, where it has this many columns.
+    /// The pointer, after checking the shape.
     fn expect(&self, outputs: usize, inner: usize) -> u64 {
         assert_eq!([self.outputs, self.inner], [outputs, inner], "a matrix in blocks");
         self.words.ptr()
@@ -140,14 +140,14 @@ impl BlockMatrix {
         U32(TileLayout::of(self.format).number)
     }
 
-    /// Octets of rows, two of which a block multiplies.
+    /// Strips of two octets of rows; a block multiplies one strip.
     fn strips(&self) -> usize {
         self.outputs.div_ceil(2 * OCTET)
     }
 }
 
 impl Operations {
-    /// Puts a matrix into device memory in its blocks.
+    /// Uploads a matrix in its blocks.
     pub fn upload_blocks(&self, matrix: &QuantizedMatrix) -> BlockMatrix {
         let (layout, [outputs, inner]) = (TileLayout::of(matrix.format()), [matrix.rows(), matrix.width()]);
         let octet = inner.div_ceil(COLUMNS) * layout.words();
@@ -174,7 +174,7 @@ impl Operations {
         y
     }
 
-    /// [`embedding`](Operations::embedding) of a table in blocks; all of its rows where there are no ids.
+    /// [`embedding`](Operations::embedding) of a table in blocks; all of its rows if there are no ids.
     pub(super) fn rows_of_blocks(
         &self,
         ids: Option<&Array>,
@@ -228,7 +228,7 @@ impl Operations {
         true
     }
 
-    /// [`few_rows_gated`](Operations::few_rows_gated) with matrices in blocks; of one format.
+    /// [`few_rows_gated`](Operations::few_rows_gated) with matrices in blocks of one format.
     pub(super) fn few_rows_blocks_gated(
         &self,
         x: FewRowsInput<'_>,
@@ -254,8 +254,8 @@ impl Operations {
         true
     }
 
-    /// [`few_rows_appended`](Operations::few_rows_appended) with matrices in blocks, where outputs are multiples of 16
-    /// and half of a head is one of eight.
+    /// [`few_rows_appended`](Operations::few_rows_appended) with matrices in blocks, if the outputs are multiples of 16
+    /// and half a head is a multiple of 8.
     pub(super) fn few_rows_blocks_appended(
         &self,
         x: FewRowsInput<'_>,

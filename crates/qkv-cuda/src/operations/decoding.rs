@@ -1,18 +1,18 @@
-//! Decoding where the device counts: tokens and positions of sequences are in device memory, so that a step is the same
-//! launches for every token, and can be recorded as a [`Graph`](super::Graph).
+//! Decoding that keeps its state on the device: the tokens and positions of sequences are in device memory, so that a
+//! step makes the same launches for every token and can be recorded as a [`Graph`](super::Graph).
 
 use super::launch::{Argument, count};
 use super::{Array, Gate, Kind, MatrixRef, Operations};
 use Argument::Ptr;
 
-/// Sequences that are decoded side by side, each at a position of its own.
+/// Sequences that are decoded side by side, each at its own position.
 #[derive(Clone, Debug)]
 pub struct DecodeBatch {
     ids: Array,
     positions: Array,
-    /// The positions as attention takes them, i64.
+    /// The positions in the type that attention reads, i64.
     places: Array,
-    /// Keys of each sequence, with that of its new token, i32.
+    /// The number of keys of each sequence, that of its new token included, i32.
     lengths: Array,
     room: usize,
 }
@@ -28,7 +28,7 @@ impl DecodeBatch {
         self.ids.is_empty()
     }
 
-    /// Tokens that a sequence has room for.
+    /// Tokens that each sequence has room for.
     pub fn room(&self) -> usize {
         self.room
     }
@@ -59,8 +59,8 @@ impl DecodeBatch {
 pub struct CacheEnd<'a> {
     /// Keys and values, `[B, room, width]` each.
     pub caches: [&'a Array; 2],
-    /// Tables of cosines and sines, f32 `[room, half]`: the heads of keys and queries are turned by those of their
-    /// position.
+    /// Tables of cosines and sines, f32 `[room, half]`: the heads of keys and queries are rotated by the angles of
+    /// their position.
     pub angles: Option<[&'a Array; 2]>,
     /// The positions.
     pub batch: &'a DecodeBatch,
@@ -72,7 +72,7 @@ impl CacheEnd<'_> {
         self.caches.map(|cache| cache.len() / (self.batch.len() * self.batch.room).max(1))
     }
 
-    /// Half of the width of a head that is turned, or 0.
+    /// Half the width of a rotated head, or 0.
     pub(super) fn half(&self) -> usize {
         self.angles.map_or(0, |[cosines, _]| cosines.len() / self.batch.room.max(1))
     }
@@ -86,7 +86,7 @@ impl CacheEnd<'_> {
     }
 }
 
-/// What [`Operations::next_token`] chooses where a logit is not finite.
+/// What [`Operations::next_token`] chooses if a logit is not finite.
 pub const NO_TOKEN: u32 = u32::MAX;
 
 /// One matrix of [`few_rows`](Operations::few_rows).
@@ -100,24 +100,24 @@ pub struct FewRowsProduct<'a> {
     pub y: &'a Array,
     /// Rows of the matrix.
     pub outputs: usize,
-    /// What is added, `[rows, outputs]`, where this is the only matrix.
+    /// What is added, `[rows, outputs]`, if this is the only matrix.
     pub residual: Option<&'a Array>,
 }
 
 /// The most rows of [`few_rows`](Operations::few_rows).
 pub const FEW_ROWS: usize = 8;
 
-/// Elements of few rows that a block has in shared memory at a time.
+/// Elements of the few rows that a block stages in shared memory at a time.
 pub(crate) const STAGED: usize = 8192;
 
-/// A norm of rows, which a product of few rows computes by itself.
+/// A norm of rows, which a product of few rows computes itself.
 #[derive(Clone, Debug)]
 pub struct RowNorm {
     /// `[rows, width]`.
     pub x: Array,
     /// `[width]`, f32.
     pub gain: Array,
-    /// Of layer norm, `[width]`, f32; RMS norm has none.
+    /// The bias of layer norm, `[width]`, f32; RMS norm has none.
     pub bias: Option<Array>,
     /// Added to the variance.
     pub epsilon: f32,
@@ -153,7 +153,7 @@ impl FewRowsInput<'_> {
     }
 }
 
-/// Whether products of so many rows can normalize them: a block has all of them in shared memory.
+/// Whether products of this many rows can normalize them: a block must hold all of them in shared memory.
 pub fn has_row_norm(rows: usize, width: usize) -> bool {
     rows <= FEW_ROWS && width.is_multiple_of(8) && rows.next_power_of_two() * width <= STAGED
 }
@@ -170,7 +170,7 @@ impl Operations {
     /// Sets the token that each sequence reads next, and its position.
     ///
     /// # Panics
-    /// Where there are not as many, or a position is beyond the room.
+    /// If there is not one of each per sequence, or a position is beyond the room.
     pub fn set_decode_batch(&self, batch: &DecodeBatch, ids: &[u32], positions: &[u32]) {
         assert!(positions.iter().all(|&at| (at as usize) < batch.room), "positions within {}", batch.room);
         self.write(&batch.ids, ids);
@@ -180,10 +180,10 @@ impl Operations {
     }
 
     /// Writes the keys and values of each sequence's new token, `[B, width]` each, to the end of its cache. With
-    /// angles, the heads of keys and, in place, of queries are turned before.
+    /// angles, the heads of keys and, in place, of queries are rotated first.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn append_at(&self, [q, k, v]: [&Array; 3], end: CacheEnd<'_>) {
         let (kind, rows, half) = (self.activation_kind(), end.batch.len(), end.half());
         let ([k_width, v_width], q_width) = (end.widths(), q.len() / rows.max(1));
@@ -197,11 +197,11 @@ impl Operations {
         unsafe { self.launch("append_at", grid, &pointers.chain(numbers).collect::<Vec<_>>()) };
     }
 
-    /// Lets sequences go on from others, `parents [B]`, as beam search does: what is before their positions in caches
-    /// `[B, room, width]` becomes that of their parents.
+    /// Lets sequences continue from others, `parents [B]`, as beam search does: the part before their positions, in
+    /// caches `[B, room, width]`, becomes that of their parents.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn reorder<'a>(&self, caches: impl Iterator<Item = &'a Array>, parents: &Array, batch: &DecodeBatch) {
         let (kind, sequences, room) = (self.activation_kind(), batch.len(), batch.room);
         let mut scratch: Option<Array> = None;
@@ -222,11 +222,11 @@ impl Operations {
         }
     }
 
-    /// Takes the likeliest token of each sequence, by logits `[B, V]`, as the one that it reads next, one position
-    /// further; [`NO_TOKEN`] where a logit is not finite.
+    /// Chooses the likeliest token of each sequence, by logits `[B, V]`, as the one that it reads next, and advances it
+    /// by one position; [`NO_TOKEN`] if a logit is not finite.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn next_token(&self, logits: &Array, batch: &DecodeBatch) {
         let classes = logits.len() / batch.len().max(1);
         let DecodeBatch { ids, positions, places, lengths, room } = batch;
@@ -237,13 +237,13 @@ impl Operations {
         unsafe { self.launch("next_token", [batch.len(), 1], &arguments) };
     }
 
-    /// `y = x · Wᵀ + bias + residual` with up to three matrices, for at most eight rows, with blocks for a few times as
-    /// many, as one launch; `false`, and nothing is done, where there are more, where rows do not begin at 16 bytes, or
-    /// where some matrices are in blocks and others are not. The bits of a row do not depend on the others, and are
-    /// those of a norm and a product apart.
+    /// `y = x · Wᵀ + bias + residual` with up to three matrices in one launch, for at most eight rows, or for a few
+    /// times as many if the matrices are in blocks. Returns `false`, and does nothing, if there are more rows, if rows
+    /// are not aligned to 16 bytes, or if some matrices are in blocks and others are not. The bits of a row do not
+    /// depend on the other rows, and are those of a separate norm and product.
     ///
     /// # Panics
-    /// Where there are more matrices, or an array is too short.
+    /// If there are more matrices, or an array is too short.
     pub fn few_rows(&self, x: FewRowsInput<'_>, rows: usize, products: &[FewRowsProduct<'_>]) -> bool {
         let in_blocks =
             products.iter().map(|product| Some((*product, product.w.blocks()?))).collect::<Option<Vec<_>>>();
@@ -278,11 +278,11 @@ impl Operations {
     }
 
     /// `y = f(gate) · up` with the products `x · Wᵀ + bias` of two matrices `[outputs, inner]`, for at most eight rows,
-    /// as one launch, with the bits of the three that it stands for; `false`, and nothing is done, as for
+    /// in one launch with the bits of the three that it replaces. Returns `false`, and does nothing, in the cases of
     /// [`few_rows`](Operations::few_rows).
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn few_rows_gated(
         &self,
         x: FewRowsInput<'_>,
@@ -313,11 +313,11 @@ impl Operations {
     }
 
     /// The new token of each of at most eight sequences: queries, which go to `q`, keys and values as products of `x`
-    /// with three matrices `[outputs, inner]`, and [`append_at`](Operations::append_at), as one launch with the same
-    /// bits; `false`, and nothing is done, as for [`few_rows`](Operations::few_rows).
+    /// with three matrices `[outputs, inner]`, then [`append_at`](Operations::append_at), in one launch with the same
+    /// bits. Returns `false`, and does nothing, in the cases of [`few_rows`](Operations::few_rows).
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn few_rows_appended(
         &self,
         x: FewRowsInput<'_>,
@@ -352,14 +352,15 @@ impl Operations {
         true
     }
 
-    /// Which kernel of 1, 2, 4 and 8 rows multiplies as many; `None` where there are more, or where rows of an operand
-    /// do not begin at 16 bytes.
+    /// Which of the kernels for 1, 2, 4 and 8 rows to use; `None` if there are more rows, or if rows of an operand are
+    /// not aligned to 16 bytes.
     fn few_rows_variant(&self, x: FewRowsInput<'_>, rows: usize, matrices: &[&Array]) -> Option<usize> {
         let fits = rows <= FEW_ROWS && self.is_few_rows_input(x, rows) && matrices.iter().all(|w| self.is_aligned(w));
         fits.then(|| rows.max(1).next_power_of_two().ilog2() as usize)
     }
 
-    /// Whether rows of activations in this array begin at 16 bytes, if they have multiples of as many.
+    /// Whether rows of activations in this array are aligned to 16 bytes, given that their size is a multiple of 16
+    /// bytes.
     fn is_aligned(&self, array: &Array) -> bool {
         array.ptr().is_multiple_of(16) && array.kind() == self.activation_kind()
     }
@@ -371,10 +372,10 @@ impl Operations {
         staged && inner.is_multiple_of(8) && self.is_aligned(x.x())
     }
 
-    /// A norm that a product did not compute.
+    /// Computes a norm that no product has computed.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn normalize(&self, norm: &RowNorm, [rows, width]: [usize; 2]) -> Array {
         let RowNorm { x, gain, bias, epsilon } = norm;
         let y = self.activations(rows * width);

@@ -5,14 +5,14 @@ use super::{Operations, recorder};
 use crate::error::Result as DeviceResult;
 use std::sync::MutexGuard;
 
-/// Recorded work, with the memory that it uses. What it reads from arrays that outlive it may change between runs.
+/// Recorded work, with the memory that it uses. The contents of arrays that outlive it may change between runs.
 #[derive(Debug)]
 pub struct Graph {
     operations: Operations,
     handle: usize,
-    /// Given back after the graph is freed.
+    /// Returned after the graph is freed.
     _memory: RecordedMemory,
-    /// What it reads of what many calls share.
+    /// The shared constants that it reads.
     _constants: Vec<Array>,
 }
 
@@ -22,9 +22,9 @@ impl Drop for Graph {
     }
 }
 
-/// Work that is done again and again over the same arrays, as a step of decoding is: recorded once a run of it copied
-/// nothing from the host. The first compiles what it needs and may copy weights, and those that another device holds
-/// are copied in every run.
+/// Work that is repeated over the same arrays, such as a decoding step: recorded as soon as a run has copied nothing
+/// from the host. The first run compiles what it needs and may copy weights; weights held by another device are copied
+/// in every run.
 #[derive(Debug)]
 pub struct RepeatedWork<R> {
     graph: Option<Graph>,
@@ -40,8 +40,8 @@ impl<R> Default for RepeatedWork<R> {
 }
 
 impl<R> RepeatedWork<R> {
-    /// Runs it once more. `work` puts it on the device and returns the arrays with its results, which stay the same
-    /// once it is recorded.
+    /// Runs it once more. `work` enqueues it and returns the arrays with its results, which stay the same once it is
+    /// recorded.
     ///
     /// # Errors
     /// Those of `work`.
@@ -70,7 +70,7 @@ impl<R> RepeatedWork<R> {
     }
 }
 
-/// A recording that has begun; it ends also where the work panics.
+/// A recording in progress; it ends even if the work panics.
 struct Recording<'a> {
     operations: &'a Operations,
     has_ended: bool,
@@ -78,10 +78,10 @@ struct Recording<'a> {
 }
 
 impl<'a> Recording<'a> {
-    /// `None` where nothing can be recorded, or the device refuses.
+    /// `None` if nothing can be recorded, or the device reports an error.
     fn begin(operations: &'a Operations) -> Option<Recording<'a>> {
         let recorder = &operations.shared.recorder;
-        // Within a recording there is no other.
+        // Recordings do not nest.
         if operations.failed().is_some() || recorder.is_this_thread() {
             return None;
         }
@@ -99,7 +99,7 @@ impl<'a> Recording<'a> {
         Some(Recording { operations, has_ended: false, _turn: turn })
     }
 
-    /// The driver's graph, and what it keeps.
+    /// Ends the recording: the driver's graph, and the memory and constants that it keeps.
     fn end(&mut self) -> (DeviceResult<usize>, RecordedMemory, Vec<Array>) {
         self.has_ended = true;
         let shared = &self.operations.shared;
@@ -120,10 +120,10 @@ impl Drop for Recording<'_> {
 }
 
 impl Operations {
-    /// Records what `work` puts on the device, without running it, and returns it with what `work` returns. `work`
-    /// copies nothing to the host, waits for nothing, and has run before, so that what it needs is compiled. What other
-    /// threads do meanwhile runs as ever. `None` where nothing can be recorded, as after a failure, or where `work`
-    /// copied something from the host: none of it has run then.
+    /// Records what `work` enqueues, without running it, and returns the recording with the result of `work`. `work`
+    /// must copy nothing to the host, wait for nothing, and have run before, so that what it needs is compiled. The
+    /// work of other threads runs as usual meanwhile. `None` if nothing can be recorded, as after a failure, or if
+    /// `work` copied something from the host: none of the recorded work has run then.
     pub fn record<R>(&self, work: impl FnOnce() -> R) -> Option<(Graph, R)> {
         let mut recording = Recording::begin(self)?;
         let before = recorder::written();
@@ -144,7 +144,7 @@ impl Operations {
     /// Runs recorded work.
     ///
     /// # Panics
-    /// Where it was recorded by other operations.
+    /// If it was recorded by other operations.
     pub fn launch_graph(&self, graph: &Graph) {
         assert!(self.is(&graph.operations), "a graph of other operations");
         if self.failed().is_none() {
@@ -185,7 +185,7 @@ mod tests {
         let data = |x: f32| vec![x; 300];
         let [from, to] = [1.0, 0.0].map(|x| operations.upload(Kind::F32, &data(x), "a test"));
         let elsewhere = || {
-            // Of the size of what the recorded work has given back.
+            // Of the size of the block that the recorded work has returned.
             let theirs = operations.upload(Kind::F32, &data(7.0), "a test");
             let copied = operations.duplicate(&theirs);
             assert_eq!(operations.read(&copied), data(7.0), "it runs at once");

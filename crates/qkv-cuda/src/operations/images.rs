@@ -14,7 +14,7 @@ pub struct ImageWindows {
     pub stride: [u32; 2],
     /// Padding above and on the left.
     pub before: [u32; 2],
-    /// Rows and columns of windows.
+    /// The number of rows and columns of windows.
     pub windows: [u32; 2],
     /// Height and width of an image.
     pub size: [u32; 2],
@@ -38,7 +38,7 @@ impl Operations {
     /// The windows of `batch` images `x [B, H, W, C]`, side by side: `y [B, rows, columns, K·L·C]`.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn unfold2d(&self, x: &Array, y: &Array, windows: ImageWindows, [batch, channels]: [usize; 2]) {
         let (kind, rows) = (self.activation_kind(), batch * windows.outputs() * windows.area());
         let pointers = [x.expect(kind, batch * windows.pixels() * channels), y.expect(kind, rows * channels)];
@@ -48,10 +48,10 @@ impl Operations {
         unsafe { self.launch("unfold2d", grid, &[&pointers.map(Ptr)[..], &rest].concat()) };
     }
 
-    /// Its gradient, written to `d_x` or added to it.
+    /// The gradient of [`unfold2d`](Operations::unfold2d), written to `d_x` or added to it.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn unfold2d_gradient(
         &self,
         d_y: &Array,
@@ -69,11 +69,11 @@ impl Operations {
         unsafe { self.launch("unfold2d_gradient", grid, &[&pointers.map(Ptr)[..], &rest].concat()) };
     }
 
-    /// The maximum of each channel over each window; its place in its image in `places`, u32. Every window sees a
-    /// pixel.
+    /// The maximum of each channel over each window; its position in the image goes to `places`, u32. Every window must
+    /// see a pixel.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn max_pool2d(
         &self,
         x: &Array,
@@ -93,10 +93,10 @@ impl Operations {
         unsafe { self.launch("max_pool2d", grid, &[&pointers.map(Ptr)[..], &rest].concat()) };
     }
 
-    /// Its gradient, written to `d_x` or added to it.
+    /// The gradient of [`max_pool2d`](Operations::max_pool2d), written to `d_x` or added to it.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn max_pool2d_gradient(
         &self,
         [d_y, places]: [&Array; 2],
@@ -114,11 +114,11 @@ impl Operations {
         unsafe { self.launch("max_pool2d_gradient", grid, &[&pointers.map(Ptr)[..], &rest].concat()) };
     }
 
-    /// Group normalization of `batch` images of `pixels` pixels; mean and inverse deviation of each group in `moments`,
-    /// `[B, groups, 2]`.
+    /// Group normalization of `batch` images of `pixels` pixels; the mean and inverse deviation of each group go to
+    /// `moments`, `[B, groups, 2]`.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn group_norm(
         &self,
         x: &Array,
@@ -141,10 +141,10 @@ impl Operations {
         unsafe { self.launch("group_norm", grid, &[&pointers.map(Ptr)[..], &rest].concat()) };
     }
 
-    /// As [`layer_norm_gradient`](Operations::layer_norm_gradient), of groups.
+    /// Like [`layer_norm_gradient`](Operations::layer_norm_gradient), for groups.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn group_norm_gradient(
         &self,
         [x, d_y, moments, gain]: [&Array; 4],

@@ -1,22 +1,22 @@
-//! Arguments of a kernel and its grid.
+//! Kernel arguments and grids.
 
 use super::{ImageWindows, Operations};
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 256;
 
-/// Threads of a block of this kernel.
+/// Threads per block of this kernel.
 pub(super) fn threads(kernel: &str) -> u32 {
     let wide = ["cross_entropy_wide", "sum_losses", "next_token", "survey_logits", "draw_token"];
     if wide.contains(&kernel) { 1024 } else { THREADS }
 }
 
-/// Kernels that wait by themselves for the results of the launch before, and read nothing else that it may have written
-/// before they do: in a recorded step of decoding, where weights do not change, they start while it ends.
+/// Kernels that wait for the results of the preceding launch themselves, and read nothing that it may have written
+/// before they do: in a recorded decoding step, where weights do not change, they start while it finishes.
 const WAITING: [&str; 8] =
     ["embedding", "embedding_blocks", "layer_norm", "rms_norm", "append_at", "gated", "next_token", "draw_token"];
 
-/// Whether a kernel is one of these; those of few rows are.
+/// Whether a kernel is one of these; all of few rows are.
 fn waits(kernel: &str) -> bool {
     WAITING.contains(&kernel) || kernel.starts_with("few_rows")
 }
@@ -24,9 +24,9 @@ fn waits(kernel: &str) -> bool {
 /// Which elements of a tensor are dropped. The factor of the others is `65536 / (65536 − threshold)`.
 #[derive(Clone, Copy, Debug)]
 pub struct DropoutKey {
-    /// The key of Philox: a number of its own for each mask.
+    /// The key of Philox: a different number for each mask.
     pub stream: u64,
-    /// Of 65,536; an element is dropped if its 16 bits are below.
+    /// Out of 65,536: an element is dropped if its 16 random bits are below.
     pub threshold: u32,
 }
 
@@ -49,8 +49,9 @@ impl DropoutArgument {
     }
 }
 
-/// How tokens are drawn: by `exp(logit / temperature)`, of the `top_k` likeliest (0: of all), of these of the likeliest
-/// that together have a share of `top_p`, and of these of those at least `min_p` times as likely as the likeliest.
+/// How tokens are drawn: in proportion to `exp(logit / temperature)`, among the `top_k` likeliest (0: all), of these
+/// among the likeliest that together have a share of `top_p`, and of those among the tokens at least `min_p` times as
+/// likely as the likeliest.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Drawing {
@@ -97,30 +98,30 @@ impl Argument {
     }
 }
 
-/// A count as kernels take it.
+/// A count in the type that kernels take.
 ///
 /// # Panics
-/// Where it has more than 32 bits.
+/// If it has more than 32 bits.
 pub(super) fn count(x: usize) -> Argument {
     Argument::U32(u32::try_from(x).expect("tensors of models have fewer than 2^32 elements"))
 }
 
 impl Operations {
-    /// Blocks for work of this many threads, which loop where there are more; none where there is no work.
+    /// Blocks for work of this many threads, which loop if there is more work than blocks; none if there is no work.
     pub(super) fn blocks(&self, threads: usize) -> usize {
         threads.div_ceil(THREADS as usize).min(self.device().processors.max(1) as usize * 16)
     }
 
-    /// Blocks for rows of eight columns a thread.
+    /// Blocks for rows, with eight columns per thread.
     pub(super) fn blocks_of_eights(&self, rows: usize, width: usize) -> usize {
         self.blocks(rows * width.div_ceil(8))
     }
 
-    /// Launches a kernel; a grid of 0 blocks is no launch.
+    /// Launches a kernel; an empty grid launches nothing.
     ///
     /// # Safety
-    /// The arguments have the kernel's parameter types in order, and every pointer is to device memory as large as the
-    /// kernel reads or writes.
+    /// The arguments have the kernel's parameter types in order, and every pointer is to device memory large enough for
+    /// what the kernel reads or writes.
     pub(super) unsafe fn launch(&self, name: &'static str, grid: [usize; 2], arguments: &[Argument]) {
         if grid.contains(&0) || self.failed().is_some() {
             return;
@@ -132,7 +133,7 @@ impl Operations {
         let addresses: Vec<*const u8> = arguments.iter().map(Argument::address).collect();
         let grid = grid.map(|axis| axis as u32);
         let (driver, stream) = (self.driver(), self.stream());
-        // SAFETY: as the caller promises; the values outlive the call, and a kernel that starts early waits by itself.
+        // SAFETY: as the caller promises; the values outlive the call, and a kernel that starts early waits itself.
         self.remember(unsafe {
             match self.shared.recorder.is_this_thread() && waits(name) {
                 true => driver.launch_dependent(kernel, grid, stream, &addresses),

@@ -6,16 +6,16 @@ use crate::matmul::{Epilogue, Matmul, MatmulOperand, MatmulPointers};
 use crate::memory::Dtype;
 use Argument::{F32, Ptr, U32};
 
-/// An activation function, by the number that kernels have for it.
+/// An activation function; its discriminant is its number in the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// The identity.
     None = 0,
     /// `max(x, 0)`.
     Relu = 1,
-    /// GELU by the error function.
+    /// GELU with the error function.
     Gelu = 2,
-    /// GELU by the hyperbolic tangent.
+    /// GELU, tanh approximation.
     GeluTanh = 3,
     /// The hyperbolic tangent.
     Tanh = 4,
@@ -23,7 +23,7 @@ pub enum Activation {
     Sigmoid = 5,
 }
 
-/// What is made of a gate, by the number that kernels have for it.
+/// The function applied to a gate; its discriminant is its number in the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// `x / (1 + e⁻ˣ)`.
@@ -32,7 +32,7 @@ pub enum Gate {
     Gelu = 1,
     /// `1 / (1 + e⁻ˣ)`.
     Sigmoid = 2,
-    /// `x Φ(x)` by the hyperbolic tangent.
+    /// `x Φ(x)`, tanh approximation.
     GeluTanh = 3,
 }
 
@@ -41,19 +41,19 @@ pub enum Gate {
 pub struct Factor<'a> {
     /// Its elements.
     pub array: &'a Array,
-    /// Whether the product takes its transpose.
+    /// Whether the product uses its transpose.
     pub transposed: bool,
-    /// Elements from one row to the next, where that is not their width.
+    /// Elements from one row to the next, if not the width of a row.
     pub stride: Option<usize>,
 }
 
 impl<'a> Factor<'a> {
-    /// As it is.
+    /// The matrix itself.
     pub fn new(array: &'a Array) -> Factor<'a> {
         Factor { array, transposed: false, stride: None }
     }
 
-    /// Its transpose.
+    /// The transpose of the matrix.
     pub fn transposed(array: &'a Array) -> Factor<'a> {
         Factor { array, transposed: true, stride: None }
     }
@@ -63,7 +63,7 @@ impl<'a> Factor<'a> {
         Factor { stride: Some(stride), ..self }
     }
 
-    /// As a matrix of `[rows, columns]`, and where it is.
+    /// The operand `[rows, columns]`, and its address.
     fn operand(self, [rows, columns]: [usize; 2]) -> (MatmulOperand, u64) {
         let kind = self.array.kind();
         let dtype = if kind == Kind::F32 { Dtype::F32 } else { Dtype::Bf16 };
@@ -74,12 +74,13 @@ impl<'a> Factor<'a> {
     }
 }
 
-/// Rows whose gradients of gain and bias are one partial sum: few where there are few, for the sake of parallel blocks.
+/// Rows whose gradients of gain and bias form one partial sum: fewer if there are few rows, so that blocks run in
+/// parallel.
 fn norm_rows(rows: usize) -> usize {
     (rows / 512).clamp(8, 64).next_multiple_of(8)
 }
 
-/// The kernels of a norm's gradient: for any width, and for rows of up to 256, 512, 768 and 1,024.
+/// The kernels of a norm's gradient: for any width, and for widths of up to 256, 512, 768 and 1,024.
 const LAYER_NORM_GRADIENTS: [&str; 5] = [
     "layer_norm_gradient",
     "layer_norm_gradient_256",
@@ -95,19 +96,19 @@ const RMS_NORM_GRADIENTS: [&str; 5] = [
     "rms_norm_gradient_1024",
 ];
 
-/// Which of them.
+/// The index of the kernel for a width.
 fn by_width(width: usize) -> usize {
     if width.is_multiple_of(8) && width <= 1024 { width.div_ceil(256) } else { 0 }
 }
 
-/// Rows of a partial sum of columns: more where there are many, since one block adds all partial sums.
+/// Rows per partial sum of columns: more if there are many, since one block adds all partial sums.
 fn column_rows(rows: usize) -> usize {
     (rows / 256).next_power_of_two().clamp(64, 1024)
 }
 
-/// Columns of a block of `column_sums`.
+/// Columns per block of `column_sums`.
 const COLUMNS: usize = 256;
-/// Blocks of columns that a matrix may have.
+/// The most blocks of columns that a matrix may have.
 const MAX_COLUMN_BLOCKS: usize = 4096;
 
 /// What is added to a product before it is stored.
@@ -125,16 +126,16 @@ impl Operations {
     /// `C [m, n] = A [m, k] · B [k, n]` or, with `add`, `C += A · B`, accumulated in f32.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn product(&self, c: &Array, a: Factor<'_>, b: Factor<'_>, [m, n, k]: [usize; 3], add: bool) {
         let added = add.then_some(c);
         self.matmul((c, n), a, b, [m, n, k], ProductSum { added, ..ProductSum::default() });
     }
 
-    /// The same to rows of `C` that begin `stride` elements apart.
+    /// The same into rows of `C` that begin `stride` elements apart.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn product_strided(&self, c: &Array, stride: usize, a: Factor<'_>, b: Factor<'_>, [m, n, k]: [usize; 3]) {
         self.matmul((c, stride), a, b, [m, n, k], ProductSum::default());
     }
@@ -143,7 +144,7 @@ impl Operations {
     /// `y`.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn linear(
         &self,
         y: &Array,
@@ -162,16 +163,16 @@ impl Operations {
         self.matmul((y, outputs), Factor::new(x), w, [rows, outputs, inner], sum);
     }
 
-    /// `before = x · Wᵀ + bias` and `y = GELU(before)`, by the hyperbolic tangent.
+    /// `before = x · Wᵀ + bias` and `y = GELU(before)`, tanh approximation.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn linear_gelu(&self, y: &Array, before: &Array, x: &Array, w: &Array, bias: &Array, sizes: [usize; 3]) {
         let sum = ProductSum { added: None, bias: Some(bias), before: Some(before) };
         self.matmul((y, sizes[1]), Factor::new(x), Factor::transposed(w), sizes, sum);
     }
 
-    /// To rows of `c` that begin so many elements apart.
+    /// Multiplies into rows of `c` that begin `c_stride` elements apart.
     fn matmul(
         &self,
         (c, c_stride): (&Array, usize),
@@ -207,7 +208,7 @@ impl Operations {
     /// `out = dropout(activation(x + bias))` over rows of `width`, in place or elsewhere; `x` then keeps the sum.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn activate(
         &self,
         x: &Array,
@@ -227,11 +228,11 @@ impl Operations {
         unsafe { self.launch("activate", grid, &[&pointers[..], &numbers, &dropout].concat()) };
     }
 
-    /// Multiplies a gradient by the mask of dropout and by the derivative of the activation, in place: from the input
-    /// of a GELU, from the output of the others.
+    /// Multiplies a gradient in place by the dropout mask and by the derivative of the activation, which is computed
+    /// from the input of a GELU and from the output of the others.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn activation_gradient(
         &self,
         gradient: &Array,
@@ -253,7 +254,7 @@ impl Operations {
     /// `y = x + dropout(y)`, or `dropout(y)` without `x`.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn residual(&self, y: &Array, x: Option<&Array>, [rows, width]: [usize; 2], dropout: Option<&DropoutKey>) {
         let kind = self.activation_kind();
         let x = x.map_or(0, |x| x.expect(kind, rows * width));
@@ -267,7 +268,7 @@ impl Operations {
     /// `sum += more`, both activations or both f32, or activations into f32.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn add(&self, sum: &Array, more: &Array) {
         assert_eq!(sum.len(), more.len(), "a sum of two lengths");
         let (name, threads) = match (sum.kind(), more.kind()) {
@@ -282,10 +283,10 @@ impl Operations {
         unsafe { self.launch(name, grid, &arguments) };
     }
 
-    /// Writes f32 as activations.
+    /// Converts f32 to activations.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn narrow(&self, from: &Array, to: &Array) {
         let len = from.len();
         let arguments = [Ptr(from.expect(Kind::F32, len)), Ptr(to.expect(self.activation_kind(), len)), count(len)];
@@ -300,10 +301,10 @@ impl Operations {
         unsafe { self.launch("scale_all", [self.blocks(x.len()), 1], &arguments) };
     }
 
-    /// Sequence `b` times `factors[b]`.
+    /// Multiplies sequence `b` by `factors[b]`.
     ///
     /// # Panics
-    /// Where the factors do not divide the elements.
+    /// If the factors do not divide the elements.
     pub fn scale_sequences(&self, x: &Array, factors: &Array) {
         assert!(x.len().is_multiple_of(factors.len().max(1)), "sequences of one length");
         let each = x.len() / factors.len().max(1);
@@ -313,10 +314,10 @@ impl Operations {
         unsafe { self.launch("scale_sequences", grid, &[&pointers[..], &[count(each), count(x.len())]].concat()) };
     }
 
-    /// `sum[c] += Σ x[r][c]`, in f32, of as many columns as `sum` has.
+    /// `sum[c] += Σ x[r][c]`, in f32, for as many columns as `sum` has.
     ///
     /// # Panics
-    /// Where an array is too short, or for more than a million columns.
+    /// If an array is too short, or for more than a million columns.
     pub fn add_column_sums(&self, x: &Array, sum: &Array, [rows, width]: [usize; 2]) {
         let each = column_rows(rows);
         let parts = rows.div_ceil(each);
@@ -355,11 +356,11 @@ impl Operations {
         unsafe { self.launch("add_partials", [columns.div_ceil(32), 1], &arguments) };
     }
 
-    /// `y = (x − mean) / √(variance + ε) · gain + bias`, row by row; mean and inverse deviation of each row in
+    /// `y = (x − mean) / √(variance + ε) · gain + bias`, row by row; the mean and inverse deviation of each row go to
     /// `moments [rows, 2]`.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn layer_norm(
         &self,
         x: &Array,
@@ -382,11 +383,11 @@ impl Operations {
         unsafe { self.launch("layer_norm", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
     }
 
-    /// The gradient of the input, written to `d_x` or added to it; those of gain and bias are added to `sums`, where
-    /// they are trained.
+    /// The gradient of the input, written to `d_x` or added to it; those of gain and bias are added to `sums`, if they
+    /// are trained.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     #[allow(clippy::too_many_arguments)] // What a norm has.
     pub fn layer_norm_gradient(
         &self,
@@ -415,10 +416,10 @@ impl Operations {
         self.add_partials(&partial, sums, parts, [2 * width, width]);
     }
 
-    /// `y = x / √(mean(x²) + ε) · gain`, row by row; the inverse root mean square of each row in `inverses`.
+    /// `y = x / √(mean(x²) + ε) · gain`, row by row; the inverse root mean square of each row goes to `inverses`.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn rms_norm(
         &self,
         x: &Array,
@@ -439,10 +440,10 @@ impl Operations {
         unsafe { self.launch("rms_norm", [self.blocks(rows * 32), 1], &[&pointers.map(Ptr)[..], &numbers].concat()) };
     }
 
-    /// As [`layer_norm_gradient`](Operations::layer_norm_gradient), without a bias.
+    /// Like [`layer_norm_gradient`](Operations::layer_norm_gradient), without a bias.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn rms_norm_gradient(
         &self,
         [x, d_y, inverses, gain]: [&Array; 4],
@@ -470,10 +471,10 @@ impl Operations {
         self.add_partials(&partial, [sum, None], parts, [width, width]);
     }
 
-    /// `y = f(gate) · up`: gate, `up` and `y`.
+    /// `y = f(gate) · up`; the arrays are gate, `up` and `y`.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn gated(&self, arrays: [&Array; 3], of: Gate) {
         let (kind, len) = (self.activation_kind(), arrays[0].len());
         let pointers = arrays.map(|array| Ptr(array.expect(kind, len)));
@@ -482,11 +483,11 @@ impl Operations {
         unsafe { self.launch("gated", grid, &[&pointers[..], &[count(len), U32(of as u32)]].concat()) };
     }
 
-    /// Replaces the gradient of the output, the first of `gradients`, by that of `up` and writes that of the gate, the
-    /// second; from the gate and `up`.
+    /// From the gate and `up`, replaces the gradient of the output, the first of `gradients`, by that of `up`, and
+    /// writes that of the gate to the second.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn gated_gradient(&self, gradients: [&Array; 2], from: [&Array; 2], of: Gate) {
         let (kind, len) = (self.activation_kind(), from[0].len());
         let pointers = [gradients, from].concat().into_iter().map(|array| Ptr(array.expect(kind, len)));
@@ -497,10 +498,10 @@ impl Operations {
     }
 
     /// Rotates pairs of each of `heads` heads in place by the angles of row `r mod length`, whose cosines and sines are
-    /// `[length, half]`; backward by the negated angles.
+    /// `[length, half]`; if `inverse`, by the negated angles.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn rotate(&self, x: &Array, angles: [&Array; 2], heads: usize, length: usize, inverse: bool) {
         let half = angles[0].len() / length.max(1);
         let rows = x.len() / (2 * heads * half).max(1);
@@ -516,7 +517,7 @@ impl Operations {
     /// One step of a gated recurrent unit: see `recurrent.cu`. `lengths` are those of the sequences.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn gru_cell(
         &self,
         [x, recurrent, before]: [&Array; 3],
@@ -545,7 +546,7 @@ impl Operations {
     /// The gradient of one step.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn gru_cell_gradient(
         &self,
         upstream: &Array,

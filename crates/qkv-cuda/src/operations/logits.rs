@@ -1,4 +1,4 @@
-//! What a search reads of logits in device memory, and tokens that are drawn by them: a few numbers a row come to the
+//! What a search reads of logits in device memory, and tokens drawn from them: a few numbers per row are copied to the
 //! host instead of the whole vocabulary.
 
 use super::launch::{Argument, count};
@@ -6,32 +6,32 @@ use super::{Array, DecodeBatch, Drawing, Kind, Operations};
 use Argument::Ptr;
 use qkv_simd::logits::Survey;
 
-/// The most logits that [`Operations::survey`] finds of a row.
+/// The most logits that [`Operations::survey`] finds per row.
 pub const MOST_HIGHEST: usize = 256;
 
 /// Which random numbers the sequences of a [`DecodeBatch`] draw.
 #[derive(Clone, Debug)]
 pub struct Draws {
-    /// The text that each sequence is, u32.
+    /// The number of each sequence's text, u32.
     texts: Array,
-    /// Tokens of it that are drawn, u32.
+    /// How many of its tokens have been drawn, u32.
     drawn: Array,
 }
 
 impl Operations {
-    /// Surveys each of some rows of logits for the `most` highest, of which [`MOST_HIGHEST`] are found at most.
+    /// Surveys rows of logits for the `most` highest of each, of which at most [`MOST_HIGHEST`] are found.
     ///
     /// # Panics
-    /// Where the array is too short, or a row is empty.
+    /// If the array is too short, or a row is empty.
     pub fn survey(&self, logits: &Array, rows: usize, most: usize) -> Vec<Survey> {
         self.read_surveys(&self.begin_survey(logits, rows, most, None), rows)
     }
 
-    /// The same without waiting: surveys in device memory, to be [read](Operations::read_surveys). The rows are those
-    /// of sequences, if these are given, which then stand one position further.
+    /// The same without waiting: surveys in device memory, to be [read](Operations::read_surveys) later. If sequences
+    /// are given, the rows are theirs, and each advances by one position.
     ///
     /// # Panics
-    /// As [`survey`](Operations::survey).
+    /// As for [`survey`](Operations::survey).
     pub fn begin_survey(&self, logits: &Array, rows: usize, most: usize, of: Option<&DecodeBatch>) -> Array {
         let (classes, most) = (logits.len() / rows.max(1), most.min(MOST_HIGHEST));
         assert!(classes > 0 || rows == 0, "rows of no logits");
@@ -46,7 +46,7 @@ impl Operations {
         found
     }
 
-    /// Surveys of this many rows, after all work.
+    /// Reads the surveys of this many rows, after all work.
     pub fn read_surveys(&self, found: &Array, rows: usize) -> Vec<Survey> {
         let of_row = |words: &[u32]| {
             let is_finite = words[0] != super::NO_TOKEN;
@@ -65,20 +65,20 @@ impl Operations {
         Draws { texts: zeros(), drawn: zeros() }
     }
 
-    /// Sets which text each sequence is, and how many of its tokens are drawn.
+    /// Sets the text of each sequence, and how many of its tokens have been drawn.
     ///
     /// # Panics
-    /// Where there are not as many.
+    /// If there is not one of each per sequence.
     pub fn set_draws(&self, draws: &Draws, texts: &[u32], drawn: &[u32]) {
         self.write(&draws.texts, texts);
         self.write(&draws.drawn, drawn);
     }
 
-    /// Draws a token of each sequence, by logits `[B, V]`, as the one that it reads next, one position further;
-    /// [`NO_TOKEN`](super::NO_TOKEN) where a logit is not finite.
+    /// Draws a token for each sequence, by logits `[B, V]`, as the one that it reads next, and advances it by one
+    /// position; [`NO_TOKEN`](super::NO_TOKEN) if a logit is not finite.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn draw_token(&self, logits: &Array, batch: &DecodeBatch, draws: &Draws, drawing: Drawing) {
         let (rows, room) = (batch.len(), batch.room());
         let classes = logits.len() / rows.max(1);

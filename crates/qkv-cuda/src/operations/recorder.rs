@@ -1,5 +1,5 @@
-//! Which thread records, and where. What it puts on the device goes to a stream of its own until it is done, so that
-//! the work of other threads is neither recorded nor waits. Threads record in turns.
+//! Which thread records, and on which stream. Its work goes to a separate stream until it is done, so that the work of
+//! other threads is neither recorded nor delayed. Threads take turns to record.
 
 use super::Array;
 use crate::device::Stream;
@@ -17,7 +17,7 @@ thread_local! {
     static WRITTEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The number of the thread that calls; no other has it, nor will.
+/// The number of the calling thread, which no other thread ever has.
 pub(super) fn this_thread() -> u64 {
     NUMBER.with(|number| *number)
 }
@@ -32,13 +32,13 @@ pub(super) fn written() -> u64 {
     WRITTEN.with(Cell::get)
 }
 
-/// Who records.
+/// The state of recording.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    /// What is recorded is put here; nothing ever runs on it.
+    /// Recorded work is enqueued here; nothing ever runs on it.
     pub stream: Stream,
     turn: Mutex<()>,
-    /// The number of the thread that records; 0 for none.
+    /// The number of the recording thread; 0 for none.
     thread: AtomicU64,
     /// Constants that the recorded work reads.
     constants: Mutex<Vec<Array>>,
@@ -49,7 +49,7 @@ impl Recorder {
         Recorder { stream, turn: Mutex::default(), thread: AtomicU64::new(0), constants: Mutex::default() }
     }
 
-    /// Whether the thread that calls records.
+    /// Whether the calling thread records.
     pub fn is_this_thread(&self) -> bool {
         // Only this thread stores its number, so the order of other stores does not matter.
         self.thread.load(Ordering::Relaxed) == this_thread()
@@ -65,7 +65,7 @@ impl Recorder {
         self.thread.store(this_thread(), Ordering::Relaxed);
     }
 
-    /// It does no more: the constants that were read.
+    /// Ends the recording; returns the constants that it read.
     pub fn end(&self) -> Vec<Array> {
         self.thread.store(0, Ordering::Relaxed);
         std::mem::take(&mut *self.constants())

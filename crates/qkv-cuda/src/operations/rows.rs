@@ -1,24 +1,24 @@
-//! Rows by number: embeddings, gathers and their gradients.
+//! Rows by index: embeddings, gathers and their gradients.
 
 use super::launch::{Argument, count};
 use super::{Array, Kind, MatrixRef, Operations};
 use Argument::{F32, Ptr};
 
-/// Which rows are added to which: for each target the rows in rising order, so that sums have one order.
+/// Which rows are added to which: for each target, its rows in ascending order, so that sums have a fixed order.
 #[derive(Clone, Debug)]
 pub struct RowSums {
     order: Array,
     starts: Array,
     targets: Array,
     rows: usize,
-    /// One beyond the largest target.
+    /// One past the largest target.
     end: usize,
 }
 
 impl Operations {
-    /// From the target of each row; rows without one are left out.
+    /// The sums for the given target of each row; rows without one are left out.
     pub fn row_sums(&self, target_of: impl Iterator<Item = Option<u32>> + Clone) -> RowSums {
-        // A counting sort: the targets are few compared with what is done with them.
+        // A counting sort: the targets are few compared with the work done for them.
         let end = target_of.clone().flatten().max().map_or(0, |last| last as usize + 1);
         let mut place = vec![0u32; end + 1];
         let mut rows = 0;
@@ -47,7 +47,7 @@ impl Operations {
     /// `sums[target] += scale · Σ rows`, into f32 or into activations.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn scatter(&self, rows: &Array, by: &RowSums, sums: &Array, width: usize, scale: f32) {
         let name = if sums.kind() == Kind::F32 { "scatter_rows" } else { "scatter_same" };
         let pointers = [
@@ -65,7 +65,7 @@ impl Operations {
     /// `y[r] = scale · table[ids[r]] + positions[start + r mod length]`. The ids are within the table.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     #[allow(clippy::too_many_arguments)] // What an embedding has.
     pub fn embedding(
         &self,
@@ -97,10 +97,10 @@ impl Operations {
         unsafe { self.launch("embedding", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
     }
 
-    /// `y[r] = x[index[r]]`, zeros where the index is `u32::MAX`. Indices are within `x`.
+    /// `y[r] = x[index[r]]`, zeros if the index is `u32::MAX`. Indices are within `x`.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn gather(&self, x: &Array, index: &Array, y: &Array, width: usize) {
         let (kind, rows) = (self.activation_kind(), index.len());
         let pointers = [x.expect(kind, 0), index.expect(Kind::U32, rows), y.expect(kind, rows * width)];
@@ -115,7 +115,7 @@ impl Operations {
     /// them.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn copy_columns(
         &self,
         from: (&Array, usize, usize),
@@ -137,7 +137,7 @@ impl Operations {
     /// The mean of the first `lengths[b]` of `length` rows of each sequence.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn mean(&self, x: &Array, lengths: &Array, y: &Array, [batch, length, width]: [usize; 3]) {
         let kind = self.activation_kind();
         let pointers =
@@ -148,10 +148,10 @@ impl Operations {
         }
     }
 
-    /// Its gradient.
+    /// The gradient of [`mean`](Operations::mean).
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn mean_gradient(&self, d_y: &Array, lengths: &Array, d_x: &Array, [batch, length, width]: [usize; 3]) {
         let (kind, rows) = (self.activation_kind(), batch * length);
         let pointers =

@@ -1,16 +1,16 @@
-//! What models of speech are trained with: the distance of spectrograms, and the waves of guided attention.
+//! What speech models are trained with: the distance between spectrograms, and the waves of guided attention.
 
 use super::launch::{Argument, count};
 use super::{Array, Kind, Operations};
 use Argument::{F32, Ptr};
 
 impl Operations {
-    /// `|x − there| + (x − there)²`, the mean over `width`, of the rows that are `counted` (u32, one a row); its
-    /// gradient times `scale` is written to `d_x`, if there is one. Adds to `totals` as
+    /// `|x − there| + (x − there)²`, averaged over `width`, for the rows that are `counted` (u32, one per row); its
+    /// gradient times `scale` is written to `d_x`, if given. Adds to `totals` as
     /// [`cross_entropy`](Operations::cross_entropy) does. `there` is f32.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn distance(
         &self,
         [x, there, counted]: [&Array; 3],
@@ -35,11 +35,11 @@ impl Operations {
     }
 
     /// Waves over the places of tokens, `y [B, N, heads, width]`: `factor · cos(frequency · place − phase)`, where the
-    /// place of a token is its middle as a fraction of its sequence, or that of `places` (f32, `[B, N]`); zeros behind
+    /// place of a token is its middle as a fraction of its sequence, or given by `places` (f32, `[B, N]`); zeros past
     /// the end. `waves` is f32, `[3, width]`: frequencies, phases, factors.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn place_waves(
         &self,
         y: &Array,
@@ -64,7 +64,7 @@ impl Operations {
     /// Adds `Σ x·y` over `rows` of `width` to the first of `totals`, four f64.
     ///
     /// # Panics
-    /// Where an array is too short.
+    /// If an array is too short.
     pub fn add_product(&self, [x, y]: [&Array; 2], [rows, width]: [usize; 2], totals: &Array) {
         let kind = self.activation_kind();
         let losses = self.empty(Kind::F32, 4 * rows, "losses");

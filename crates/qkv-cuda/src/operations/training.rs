@@ -13,7 +13,7 @@ pub struct ParameterArrays {
     pub gradient: Array,
     /// The moments of Adam, f32.
     pub moments: [Array; 2],
-    /// Its copy as activations, which follows the values.
+    /// Its copy as activations, updated with the values.
     pub half: Option<Array>,
     /// Factor of the learning rate.
     pub rate: f32,
@@ -59,12 +59,12 @@ pub struct StepFactors {
 /// Classes that 256 threads keep in registers, four times eight each.
 const MANY_CLASSES: usize = 256 * 32;
 
-/// Elements from one row of logits to the next: products are much faster over rows that begin at 16 bytes.
+/// Elements from one row of logits to the next: products are much faster over rows that are aligned to 16 bytes.
 pub fn logits_stride(classes: usize) -> usize {
     classes.next_multiple_of(8)
 }
 
-/// Elements of a slice: what a block takes.
+/// Elements per slice, the work of a block.
 const SLICE: usize = 1 << 14;
 
 /// All parameters as the optimizer's kernels read them. It keeps their arrays alive.
@@ -78,7 +78,7 @@ pub struct OptimizerTable {
 }
 
 impl OptimizerTable {
-    /// Whether it was made of these arrays.
+    /// Whether it was made from these arrays.
     pub fn is_of(&self, arrays: &[ParameterArrays]) -> bool {
         self.arrays.iter().map(ParameterArrays::key).eq(arrays.iter().map(ParameterArrays::key))
     }
@@ -94,13 +94,13 @@ impl ParameterArrays {
 }
 
 impl Operations {
-    /// The cross-entropy of rows of logits `[rows, classes]` plus `bias`, which are replaced by their gradient times
-    /// `scale`, if there is one; rows begin [`logits_stride`] elements apart. Adds to `totals`, four f64: the loss with
-    /// label smoothing and without, the rows whose target had the highest logit, and the rows that count; those of the
-    /// class `ignore` do not. Returns the same four of each row, in f32.
+    /// The cross-entropy of rows of logits `[rows, classes]` plus `bias`. With `scale`, the logits are replaced by
+    /// their gradient times `scale`; rows begin [`logits_stride`] elements apart. Adds to `totals`, four f64: the loss
+    /// with label smoothing and without, the number of rows whose target had the highest logit, and the number of rows
+    /// that count; those of the class `ignore` do not. Returns the same four for each row, in f32.
     ///
     /// # Panics
-    /// Where an array is too short. The ids are classes, or `ignore`.
+    /// If an array is too short. The ids must be classes, or `ignore`.
     #[allow(clippy::too_many_arguments)] // What a loss has.
     pub fn cross_entropy(
         &self,
@@ -144,7 +144,7 @@ impl Operations {
     /// The table of an optimizer over these parameters.
     ///
     /// # Panics
-    /// Where the arrays of a parameter have different lengths.
+    /// If the arrays of a parameter have different lengths.
     pub fn optimizer_table(&self, parameters: Vec<ParameterArrays>) -> OptimizerTable {
         let mut slices = Vec::new();
         for parameter in &parameters {
@@ -169,8 +169,8 @@ impl Operations {
         }
     }
 
-    /// The global norm of the gradients, on the device, and a step of AdamW along them, clipped to it. Gradients that
-    /// are not finite change nothing.
+    /// Computes the global norm of the gradients on the device, and takes an AdamW step, with gradients clipped to
+    /// `factors.clip`. Gradients that are not finite change nothing.
     pub fn adamw(&self, table: &OptimizerTable, factors: &StepFactors) {
         let OptimizerTable { slices, squares, norm, factors: into, .. } = table;
         let StepFactors { rate, mean, root, beta1, beta2, epsilon, clip } = *factors;
@@ -196,7 +196,7 @@ impl Operations {
     /// `own = decay · own + (1 − decay) · other`, f32.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     pub fn moving_average(&self, own: &Array, other: &Array, decay: f32) {
         let len = own.len();
         let pointers = [Ptr(own.expect(Kind::F32, len)), Ptr(other.expect(Kind::F32, len))];
@@ -205,7 +205,7 @@ impl Operations {
         unsafe { self.launch("moving_average", grid, &[&pointers[..], &[F32(decay), count(len)]].concat()) };
     }
 
-    /// The norm that was computed last, on its way to the host: one f64.
+    /// Fetches the norm computed last: one f64.
     pub fn fetch_norm(&self, table: &OptimizerTable) -> Fetched {
         self.fetch(&table.norm)
     }

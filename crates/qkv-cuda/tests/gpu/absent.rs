@@ -1,5 +1,5 @@
 //! Masked elements have no effect, whatever they hold: NaN and ∞ in keys and values that no query sees, in queries that
-//! see nothing, and in their upstream gradients. On the emulation, and on a GPU where there is one.
+//! see nothing, and in their upstream gradients. On the emulation, and on a GPU if there is one.
 
 use half::bf16;
 use qkv::{Attention, Element, Inputs, Mask, Tensor, Upstream};

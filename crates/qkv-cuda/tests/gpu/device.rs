@@ -1,4 +1,4 @@
-//! The suite on a GPU of this machine, in every type: the general kernels, and Hopper's own where the GPU is one.
+//! The suite on a GPU of this machine, in every type: the general kernels, and Hopper's own if it is a Hopper GPU.
 //! Without a GPU the tests say so and pass.
 
 use crate::engine::{self, DeviceEngine, TYPES, holds};
@@ -11,12 +11,12 @@ use qkv_cuda::{
 use std::io::Write;
 use std::sync::Once;
 
-/// The first GPU; without one, says why.
+/// The first GPU; without one, prints why.
 fn device() -> Option<Cuda> {
     match Cuda::new(0) {
         Ok(cuda) => Some(cuda),
         Err(error @ (Error::NoDriver { .. } | Error::NoDevice { .. } | Error::TooOld { .. })) => {
-            // Once, and around the harness, which captures the output of tests that pass. The general kernels are also
+            // Once, bypassing the harness, which captures the output of passing tests. The general kernels are also
             // tested by `emulated.rs`; Hopper's own only here.
             static REPORTED: Once = Once::new();
             REPORTED.call_once(|| drop(writeln!(std::io::stderr(), "skipped: {error}")));
@@ -77,7 +77,7 @@ fn decoding_one_token_of_whole_widths_holds() {
     group(engine::one_token(), true);
 }
 
-/// Cases that Hopper's kernels take: no entropy, more than a few queries.
+/// Cases that Hopper's kernels support: no entropy, more than a few queries.
 fn for_hopper() -> Vec<Case> {
     let plain = Extras::default;
     let mut cases = Vec::new();
@@ -184,7 +184,7 @@ fn shapes_and_masks_at_random_hold() {
     }
 }
 
-/// NaN in a key and a value that only some queries of a tile see: it reaches these, and no others.
+/// NaN in a key and a value that only some queries of a tile see: it reaches those queries and no others.
 #[test]
 fn nan_under_a_mask_reaches_only_those_who_see_it() {
     let Some(cuda) = device() else { return };
@@ -220,7 +220,8 @@ fn nan_under_a_mask_reaches_only_those_who_see_it() {
     }
 }
 
-/// Segments that are runs, runs with one moved to the end, and no runs, which are left to the general kernels.
+/// Segments that are runs, runs with one moved to the end, and segments that are not runs, which are left to the
+/// general kernels.
 #[test]
 fn segments_in_any_order_hold() {
     let Some(cuda) = device() else { return };
@@ -322,7 +323,7 @@ struct Beside<'a> {
     d_lse: bool,
 }
 
-/// Each of `some` sequences has the same bits alone as in the batch, forward and backward.
+/// Each of `some` sequences has the same bits on its own as in the batch, forward and backward.
 fn alone_as_together<T: Element<Acc = f32>>(
     cuda: &Cuda,
     attention: &Attention,

@@ -1,7 +1,7 @@
 //! The general kernels without a GPU: the same sources, compiled as C++ with a fiber per thread, against the
-//! definition. Every mask in every type, at sizes of two query tiles and three key tiles, in the narrow types over what
-//! `QKV_SAMPLE` draws; of the other groups some in one or two types. `QKV_EVERY_CASE=1` runs all cases in all types at
-//! full size, which takes minutes.
+//! definition. Every mask runs in every type, at sizes of two query tiles and three key tiles; in the narrow types,
+//! only the cases that `QKV_SAMPLE` draws. Of the other groups, some cases run in one or two types. `QKV_EVERY_CASE=1`
+//! runs all cases in all types at full size, which takes minutes.
 
 use crate::engine::{self, DeviceEngine, TYPES, holds};
 use qkv_conformance::case::Case;
@@ -21,7 +21,7 @@ fn group(cases: Vec<Case>, each: usize, types: &str, decoding: bool) {
             let (each, types) = if every_case() { (1, TYPES) } else { (each, types) };
             holds(&DeviceEngine { cuda, decoding }, cases, each, types);
         }
-        // Around the harness, which captures the output of tests that pass.
+        // Bypasses the harness, which captures the output of passing tests.
         Err(error) => drop(writeln!(std::io::stderr(), "skipped: {error}")),
     }
 }
@@ -36,7 +36,7 @@ fn smaller(mut cases: Vec<Case>) -> Vec<Case> {
     cases
 }
 
-/// The cases that a sample keeps: all of them, unless the run asks for a part.
+/// The cases that a sample keeps: all of them, unless the run requests a part.
 fn drawn(cases: Vec<Case>) -> Vec<Case> {
     let sample = if every_case() { Sample::ALL } else { Sample::from_env() };
     sample.draw(cases, |case| &case.name)

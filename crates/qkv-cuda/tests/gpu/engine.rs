@@ -49,13 +49,13 @@ impl Engine for DeviceEngine {
         into_qkv(self.cuda.weights(attention, inputs, out, [b, h], 0..out.lse.shape()[2]))
     }
 
-    /// As the Hopper kernels do.
+    /// The Hopper kernels do.
     fn sums_in_fixed_point<T: Element>(&self) -> bool {
         self.cuda.device().capability == (9, 0) && T::NAME != "f32"
     }
 }
 
-/// Whether the crate supports this case. It refuses the others with an error that names the CPU.
+/// Whether the crate supports this case. It rejects the others with an error that names the CPU.
 pub fn is_supported(case: &Case) -> bool {
     matches!(case.attention.score, Score::Dot | Score::ScaledDot)
         && case.attention.select == Select::Soft

@@ -1,10 +1,10 @@
-//! Refusals and their messages: without a GPU, and by plans that never launch.
+//! Errors and their messages: without a GPU, and from plans that never launch.
 
 use qkv::{Attention, Inputs, Mask, Place, Tensor};
 use qkv_cuda::{Cuda, Dtype, Error, Outputs, PlanOptions, Stream, Strided, Tensors, Vector, Workspace};
 use std::io::Write;
 
-/// The emulation; without a compiler, says why.
+/// The emulation; without a compiler, prints why.
 fn emulated() -> Option<Cuda> {
     Cuda::emulated().map_err(|error| drop(writeln!(std::io::stderr(), "skipped: {error}"))).ok()
 }
@@ -72,7 +72,7 @@ fn a_plan_reports_its_workspace_and_refuses_less() {
     assert!(plan.forward_workspace() >= 4 * 2 * 16 * 4);
     let out = Outputs::new(Strided::contiguous(4096, [1, 2, 1, 16]), Vector::new(4096, 2));
     let none = Workspace::new(0, 0);
-    // SAFETY: it is refused before any memory is accessed.
+    // SAFETY: it is rejected before any memory is accessed.
     let refused = unsafe { plan.forward(&given, &out, none, Stream(0)) }.unwrap_err();
     assert!(refused.to_string().contains("workspace"), "{refused}");
     let other = tensors(2, 2000, 16);

@@ -1,5 +1,5 @@
-//! Attention by heads: what belongs to this rank's heads of everything that is passed whole, and the gradients of
-//! parameters, which every rank has a part of.
+//! Attention by heads: cuts out the parts of this rank's heads from inputs that are passed in full, and sums the
+//! gradients of parameters, of which every rank has a part.
 
 use super::rows::{Slabs, from_heads, heads_of, to_heads};
 use super::{ContextAttention, Sizes};
@@ -9,7 +9,7 @@ use crate::ranks::Ranks;
 use qkv::{Element, Gradients, Inputs, Output, Scratch, Select, Tensor, Upstream, View};
 use std::ops::Range;
 
-/// Some of a view's heads; all of them where it has one for all.
+/// Some of a view's heads, or its only head if it has one for all.
 fn of_heads<E: Copy + Default>(view: View<'_, E>, heads: &Range<usize>) -> Result<Tensor<E, 4>> {
     let [b, h, n, m] = view.shape();
     let first = if h == 1 { 0..1 } else { heads.clone() };
@@ -194,7 +194,7 @@ impl ContextAttention<'_> {
     }
 }
 
-/// The gradients of parameters in the shape of all heads, 0 for those of other ranks.
+/// The gradients of parameters in the shape of all heads, with 0 for the heads of other ranks.
 fn spread<T: Element>(
     inputs: &Inputs<'_, T>,
     found: Gradients<T>,
@@ -242,7 +242,8 @@ fn spread<T: Element>(
     Ok(all)
 }
 
-/// Adds the parameters' gradients of all ranks in their order, in f64, to those of q, k and v.
+/// Sums the parameters' gradients of all ranks in order, in f64, and returns them with `own`, the gradients of q, k and
+/// v.
 pub(super) fn summed<T: Element + Number>(
     ranks: &Ranks,
     own: Gradients<T>,

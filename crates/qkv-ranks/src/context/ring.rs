@@ -1,9 +1,11 @@
-//! Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values travel from rank to rank, so that none of them
-//! ever holds more than two ranks' rows. Each step gives partial results over some keys, which are merged by their
-//! log-sum-exp in the type of sums: `f32`, also for 16-bit inputs, so the error does not grow with the number of ranks.
+//! Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values travel from rank to rank, so that no rank ever
+//! holds more than two ranks' rows. Each step yields partial results over some keys, which are merged by their
+//! log-sum-exp in the accumulator type: `f32`, even for 16-bit inputs, so the error does not grow with the number of
+//! ranks.
 //!
-//! A step sees the rows of two ranks, numbered from 0: a query's place is moved by where both start. So the ring knows
-//! what depends on the distance of query and key or comes as data, and refuses what depends on their own numbers.
+//! A step sees the rows of two ranks, numbered from 0, so a query's place is shifted by where both start. The ring
+//! therefore supports whatever depends on the distance of query and key or comes as data, and rejects whatever depends
+//! on their absolute numbers.
 
 use super::{ContextAttention, Sizes, heads};
 use crate::error::{Error, Result};
@@ -12,7 +14,7 @@ use crate::ranks::{Pending, RING_KEYS, RING_SUMS};
 use qkv::{Attention, Element, Gradients, Inputs, Mask, Output, Place, Scratch, Select, Tensor, Upstream, View};
 use std::ops::Range;
 
-/// What of a mask depends on the numbers of queries or keys themselves.
+/// The part of a mask that depends on the absolute numbers of queries or keys, if any.
 fn numbered(mask: &Mask) -> Option<&'static str> {
     match mask {
         Mask::Fixed { .. } => Some("a fixed pattern"),
@@ -36,7 +38,7 @@ pub(super) fn refusal(attention: &Attention) -> Option<&'static str> {
     }
 }
 
-/// Neighbouring rows of a rank's tensor `[B, H, rows, W]`, where they start there, and their numbers in the sequence.
+/// Consecutive rows of a rank's tensor `[B, H, rows, W]`: where they start in it, and their numbers in the sequence.
 struct Piece {
     at: usize,
     rows: Range<usize>,
@@ -57,7 +59,7 @@ fn view<'a, E>(data: &'a [E], [b, h, rows, w]: [usize; 4], piece: &Piece) -> Res
     Ok(View::strided(data, piece.at * w, [b, h, piece.rows.len(), w], strides).map_err(qkv::Error::from)?)
 }
 
-/// The part of a tensor that broadcasts to `[B, H, N, M]`.
+/// The part that belongs to these rows and keys of a tensor that broadcasts to `[B, H, N, M]`.
 fn part<E: Copy + Default, F>(
     of: View<'_, E>,
     rows: &Range<usize>,
@@ -82,7 +84,7 @@ fn wide<T: Element>(view: Option<View<'_, T>>) -> Option<Tensor<T::Acc, 4>> {
     view.map(|view| Tensor::from_fn(view.shape(), |[b, h, i, j]| view.at(b, h, i, j).widen()))
 }
 
-/// What every step needs besides queries, keys and values: parameters, in the type of sums.
+/// What every step needs besides queries, keys and values: parameters, in the accumulator type.
 struct Parameters<A> {
     w: Option<Tensor<A, 4>>,
     w_q: Option<Tensor<A, 4>>,
@@ -92,7 +94,7 @@ struct Parameters<A> {
     scale: Option<Vec<A>>,
 }
 
-/// The data of one step: what belongs to its rows and keys.
+/// The data of one step, limited to its rows and keys.
 struct StepData<A> {
     bias: Option<Tensor<A, 4>>,
     bits: Option<Tensor<u8, 4>>,
@@ -146,7 +148,7 @@ impl<A: Element<Acc = A>> Merged<A> {
         Merged { values: vec![A::default(); slabs * rows * width], lse, rows, width }
     }
 
-    /// Adds what a row gets from other keys, or from a sink, which has no values.
+    /// Merges into a row its result over other keys, or its sink, which has no values.
     fn add_row(&mut self, row: usize, lse: A, values: Option<&[A]>) {
         let (old, other) = (self.lse[row].to_f64(), lse.to_f64());
         if other == f64::NEG_INFINITY {
@@ -185,7 +187,7 @@ fn add<A: Element>(to: &mut [A], from: &[A]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to = A::of_f64(to.to_f64() + from.to_f64()));
 }
 
-/// Adds the gradients of parameters; the bias is that of a step.
+/// Adds the gradients of parameters, except that of the bias, of which a step has only a part.
 fn add_parameters<A: Element>(all: &mut Gradients<A>, part: Gradients<A>) {
     let tensor = |all: &mut Option<Tensor<A, 4>>, part: Option<Tensor<A, 4>>| match (all, part) {
         (Some(all), Some(part)) => add(all.data_mut(), part.data()),
@@ -217,7 +219,7 @@ fn add_bias<A: Element>(all: &mut Tensor<A, 4>, part: &Tensor<A, 4>, rows: &Rang
 }
 
 impl ContextAttention<'_> {
-    /// The attention of a step without sinks, which belong to rows and not to keys.
+    /// The attention of a step, without sinks, which belong to rows and not to keys.
     fn of_step(&self, first: usize, key: usize) -> Attention {
         let (n, m) = (self.queries.len() as i64, self.keys.len() as i64);
         let moved = |offset: i64| Place::Offset(offset + first as i64 - key as i64);
@@ -254,7 +256,7 @@ impl ContextAttention<'_> {
         }
     }
 
-    /// Starts to pass keys and values on, and to receive those of the rank before.
+    /// Starts to pass keys and values on to the next rank, and to receive those of the previous one.
     fn pass_keys<T: Number>(&self, block: &[Vec<T>; 2], next: usize, of: Sizes) -> Result<[Pending; 2]> {
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
         let bytes = [T::to_bytes(&block[0]), T::to_bytes(&block[1])].concat();
@@ -270,7 +272,8 @@ impl ContextAttention<'_> {
         Ok([T::from_bytes(k), T::from_bytes(v)])
     }
 
-    /// Calls `step` with the keys and values of every rank in turn, this one's first, while the next ones travel.
+    /// Calls `step` with the keys and values of every rank in turn, this one's first, while the next ones are in
+    /// flight.
     fn around<T, A>(
         &self,
         inputs: &Inputs<'_, T>,
@@ -422,7 +425,7 @@ impl ContextAttention<'_> {
     }
 }
 
-/// What the gradient of a sink is made of, `[B, Hq, rows, Dv]` and `[B, Hq, rows]`.
+/// The terms of a sink's gradient, `[B, Hq, rows, Dv]` and `[B, Hq, rows]`.
 struct RowTerms<'a, A> {
     values: &'a [A],
     d_out: &'a [A],
@@ -453,7 +456,7 @@ fn part_of_rows(of: View<'_, i32>, heads: usize, rows: &Range<usize>, width: &Ra
     Tensor::from_fn([b, h, rows.len(), width.len()], |[b, h, i, x]| of.at(b, h, rows.start + i, x))
 }
 
-/// What a ring does not compute, as an error.
+/// Rejects what a ring does not support.
 pub(super) fn check(attention: &Attention) -> Result<()> {
     match refusal(attention) {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! Rows of tensors `[B, H, rows, W]` on their way between ranks. A *slab* is the rows of one sequence and one head.
+//! Moves rows of tensors `[B, H, rows, W]` between ranks. A *slab* is the rows of one sequence and one head.
 
 use crate::error::Result;
 use crate::number::Number;
@@ -7,14 +7,14 @@ use crate::shards::Shards;
 use crate::tree::share;
 use std::ops::Range;
 
-/// What a tensor has besides its rows.
+/// The dimensions of a tensor besides its rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slabs {
     /// Sequences.
     pub batch: usize,
     /// Heads.
     pub heads: usize,
-    /// Numbers of a row.
+    /// Numbers per row.
     pub width: usize,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn take<E: Copy>(whole: &[E], len: usize, ranges: &[Range<usize>], of
     found
 }
 
-/// The whole tensor, on every rank.
+/// Gathers the whole tensor on every rank.
 pub(super) fn gather<E: Number>(ranks: &Ranks, shards: &Shards, local: &[E], of: Slabs) -> Result<Vec<E>> {
     let lens: Vec<usize> = (0..ranks.size()).map(|rank| of.bytes::<E>(shards.rows(rank))).collect();
     let all = ranks.all_gather_sized(&E::to_bytes(local), &lens)?;
@@ -64,7 +64,7 @@ pub(super) fn gather<E: Number>(ranks: &Ranks, shards: &Shards, local: &[E], of:
     Ok(whole)
 }
 
-/// The rows that two ranks have in common, each as its start among the rows of both, and its length.
+/// The runs of rows that two ranks have in common, each as its start among the rows of either rank, and its length.
 fn common(from: &[Range<usize>], to: &[Range<usize>]) -> Vec<[usize; 3]> {
     let mut found = Vec::new();
     let mut of_to = 0;
@@ -82,7 +82,7 @@ fn common(from: &[Range<usize>], to: &[Range<usize>]) -> Vec<[usize; 3]> {
     found
 }
 
-/// Moves rows to the ranks of other shards of the same sequence.
+/// Moves rows to the ranks that hold them in other shards of the same sequence.
 pub(super) fn reshard<E: Number>(ranks: &Ranks, from: &Shards, to: &Shards, local: &[E], of: Slabs) -> Result<Vec<E>> {
     let (rank, size) = (ranks.rank(), ranks.size());
     let (before, after) = (from.rows(rank), to.rows(rank));
@@ -120,7 +120,8 @@ pub(super) fn heads_of(heads: usize, ranks: &Ranks, rank: usize) -> Range<usize>
     share(heads, ranks.size(), rank)
 }
 
-/// All rows of this rank's heads, from some rows of all heads; `groups` are the heads that stay together.
+/// All rows of this rank's heads, from some rows of all heads; `groups` is the number of groups of heads that stay
+/// together.
 pub(super) fn to_heads<E: Number>(
     ranks: &Ranks,
     shards: &Shards,
@@ -134,7 +135,7 @@ pub(super) fn to_heads<E: Number>(
         own.start * each..own.end * each
     };
     let message = |to: usize| {
-        // The heads of a rank are neighbours.
+        // The heads of a rank are consecutive.
         let mut values = Vec::new();
         for b in 0..of.batch {
             let of_rank = heads(to);
@@ -152,7 +153,7 @@ pub(super) fn to_heads<E: Number>(
     Ok(whole)
 }
 
-/// The way back: this rank's rows of all heads, from all rows of some heads.
+/// The inverse: this rank's rows of all heads, from all rows of some heads.
 pub(super) fn from_heads<E: Number>(
     ranks: &Ranks,
     shards: &Shards,
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
     use crate::run_in_process;
 
-    /// A number that names its place.
+    /// Numbers that identify their places.
     fn whole(of: Slabs, len: usize) -> Vec<f32> {
         (0..of.count() * len * of.width).map(|at| at as f32).collect()
     }

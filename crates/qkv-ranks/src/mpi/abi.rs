@@ -28,7 +28,7 @@ type Finalize = unsafe extern "C" fn() -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int, *mut c_char, *mut c_int) -> c_int;
 type LibraryVersion = unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int;
 
-/// The loaded functions. Whoever holds one of them calls them one at a time.
+/// The loaded functions. Their holder must call them one at a time.
 pub(super) struct Abi {
     init_thread: InitThread,
     comm_rank: OfComm,
@@ -63,11 +63,11 @@ impl Abi {
     /// Loads the library.
     ///
     /// # Errors
-    /// Names what was tried.
+    /// Names the first library that was tried.
     pub fn load() -> Result<Abi> {
         let mut reasons: Vec<String> = Vec::new();
         for path in launch::libraries() {
-            // SAFETY: the initialisers of an MPI library have no preconditions.
+            // SAFETY: the initializers of an MPI library have no preconditions.
             match unsafe { Library::new(&path) } {
                 Ok(library) => return Abi::of(Box::leak(Box::new(library)), &path.display().to_string()),
                 Err(error) => reasons.push(format!("`{}` ({error})", path.display())),
@@ -84,7 +84,7 @@ impl Abi {
         /// # Safety
         /// `F` is the function's type in the standard ABI.
         unsafe fn function<F: Copy>(library: &'static Library, path: &str, name: &str) -> Result<F> {
-            // SAFETY: the caller vouches for the type, and the library stays loaded.
+            // SAFETY: the caller guarantees the type, and the library stays loaded.
             let found = unsafe { library.get::<F>(name.as_bytes()) };
             found.map(|symbol| *symbol).map_err(|_| Error::NoMpi(format!("`{path}` has no `{name}`")))
         }
@@ -172,7 +172,7 @@ impl Abi {
         Ok(request.done)
     }
 
-    /// Lets the library move messages along.
+    /// Lets the library progress messages.
     pub fn progress(&self, tag: u32) -> Result<()> {
         let mut flag = 0;
         // SAFETY: an integer to write to; a null pointer ignores the status.
@@ -193,7 +193,7 @@ impl Abi {
         std::process::exit(i32::from(code))
     }
 
-    /// What the library says it is, in a line.
+    /// The version that the library reports, on one line.
     pub fn version(&self) -> String {
         // SAFETY: the text has room for the longest version.
         let all = text(|text, len| unsafe { (self.library_version)(text, len) });

@@ -1,9 +1,9 @@
-//! A thread beside the computation. It lets MPI move messages while the rank computes, and gives and expects signs of
-//! life: every rank sends to the next and hears from the one before. A rank that was killed is noticed by the launcher;
-//! one that is stopped or hangs as a whole sends nothing, and its neighbour ends the job.
+//! A background thread. It lets MPI progress messages while the rank computes, and sends and expects signs of life:
+//! every rank sends to the next and hears from the previous one. A rank that was killed is noticed by the launcher; one
+//! that is stopped or hangs entirely sends nothing, and its neighbor ends the job.
 //!
-//! Silence is counted in looks of this thread and not by the clock, so that a job that is stopped as a whole and
-//! continued does not end.
+//! Silence is counted in iterations of this thread and not by the clock, so that a job that is stopped as a whole and
+//! then resumed does not end.
 
 use super::{MpiLibrary, MpiOptions};
 use crate::error::{Error, Result};
@@ -15,22 +15,22 @@ use std::time::{Duration, Instant};
 
 /// The tag of signs of life.
 const SIGN: u32 = 15;
-/// Time between two looks.
+/// Time between two iterations.
 const LOOK: Duration = Duration::from_millis(2);
 /// Time between two signs of life.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Time that ranks have to start, at least: a launcher may take a while for many of them.
+/// The least time that ranks get to start: a launcher may take a while for many of them.
 const START: Duration = Duration::from_secs(10);
 
-/// Time for the launcher to pass on what a rank has printed: it drops what is under way when the job ends.
+/// Time for the launcher to forward what a rank has printed: it drops output in flight when the job ends.
 const PASS_ON: Duration = Duration::from_millis(500);
 
 const ALIVE: u8 = 0;
 const LAST: u8 = 1;
 
-/// Ends this process if the others do not join the job in time, so that the launcher ends them: one of them is stopped
-/// or hangs, and nobody hears from it before all have joined.
+/// Ends this process if the others do not join the job in time, so that the launcher ends the others: one of them is
+/// stopped or hangs, and there are no signs of life before all have joined.
 pub(super) fn starting(options: MpiOptions, started: Arc<AtomicBool>) {
     thread::spawn(move || {
         let (mut waited, limit) = (Duration::ZERO, options.timeout.max(START));
@@ -63,7 +63,7 @@ impl Watch {
         Watch { ending, thread: Mutex::new(Some(thread)) }
     }
 
-    /// Ends the thread, once the neighbours end theirs.
+    /// Ends the thread, once the neighbors end theirs.
     pub fn finish(&self) -> Result<()> {
         self.ending.store(true, Ordering::Relaxed);
         let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
@@ -127,7 +127,7 @@ fn watch(library: &MpiLibrary, options: MpiOptions, ending: &AtomicBool) -> Resu
             abi.abort(1);
         }
         thread::sleep(LOOK);
-        // A look that took much longer than the pause was itself stopped.
+        // An iteration that took much longer than the pause was itself stopped.
         let took = start.elapsed().min(10 * LOOK);
         silence += took;
         since_sign += took;

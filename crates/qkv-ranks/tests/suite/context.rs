@@ -137,7 +137,7 @@ where
 #[test]
 fn masks_have_the_bits_of_one_process() {
     hold::<f32>(grid::masks(), true);
-    // The engine orders these by the keys they keep, and a rectangle of them in its own way.
+    // The engine orders these by the keys they keep, and a rectangle of them differently.
     hold::<f32>(grid::gathered(), false);
 }
 

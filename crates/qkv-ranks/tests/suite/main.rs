@@ -1,4 +1,4 @@
-//! Collectives between threads, for several numbers of ranks; and over MPI, where there is one.
+//! Collectives between threads, for several numbers of ranks; and over MPI, if there is one.
 
 mod context;
 mod over_mpi;

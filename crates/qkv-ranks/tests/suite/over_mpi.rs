@@ -1,4 +1,4 @@
-//! The same over MPI, where there is one: the test starts itself as ranks.
+//! The same over MPI, if there is one: the test starts itself as ranks.
 
 use crate::collectives;
 use qkv_ranks::{Mpi, MpiOptions, Ranks, launch};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 /// What a rank that the tests started does.
 const TASK: &str = "QKV_TEST_RANK";
-/// Seconds after which the ranks of the tests give up on a silent neighbour.
+/// Seconds after which the ranks of the tests give up on a silent neighbor.
 const TIMEOUT: u64 = 2;
 
-/// A job of this test binary's own ranks; `None`, with a line that says so, without MPI.
+/// A job of this test binary's own ranks; `None`, with a message, without MPI.
 fn job(ranks: usize, task: &str) -> Option<Child> {
     let program = env::current_exe().expect("a test has a path");
     match launch::command(ranks, &program, ["over_mpi::a_rank", "--exact", "--nocapture"]) {

@@ -70,7 +70,7 @@ fn distance(found: &[f64], truth: &[f64]) -> (f64, f64) {
 
 /// Holds rings of several sizes to the definition: at most three times as far from it as one process, and some
 /// roundings of the largest number. Each rank that a row's log-sum-exp has passed rounded it once, and the weights of
-/// the backward pass are off by what that lost. Returns how many cases a ring knows.
+/// the backward pass are off by what that lost. Returns how many cases a ring supports.
 fn hold<T>(cases: Vec<Case>) -> usize
 where
     T: Element + Number,
@@ -78,7 +78,7 @@ where
 {
     let (mut wrong, mut known) = (Vec::new(), 0);
     for mut case in cases {
-        // Most cases ask for it, and a ring does not know it.
+        // Most cases request it, and a ring does not support it.
         case.attention.entropy = false;
         let case = &case;
         let data = case.data::<T>();
@@ -123,7 +123,7 @@ where
                 assert_eq!(found.len(), expected.len(), "{}", case.name);
                 for ((name, found), (_, truth, one)) in found.iter().zip(&expected) {
                     let ((off, largest), (of_one, _)) = (distance(found, truth), distance(one, truth));
-                    // The gradient of a parameter is a sum over ever so many pairs, which may cancel.
+                    // The gradient of a parameter is a sum over very many pairs, which may cancel.
                     let least = if matches!(*name, "out" | "lse" | "d_q" | "d_k" | "d_v") { 1e-3 } else { 10.0 };
                     let bound = 3.0 * of_one + (8.0 * T::EPSILON + of_merges) * largest.max(least);
                     if off > bound || off.is_nan() {
