@@ -7,7 +7,7 @@
 //! at its end.
 
 use crate::isa::Isa;
-use crate::kernel::{Kernel, dispatch};
+use crate::kernel::Kernel;
 use crate::lanes::Lanes;
 use crate::number::Real;
 use crate::span;
@@ -107,7 +107,10 @@ impl<'a, A> Target<'a, A> {
     }
 }
 
-struct Product<'a, A> {
+/// A product whose slices are checked by [`product`] before it is handed to [`Real::multiply`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Product<'a, A> {
     c: Target<'a, A>,
     a: Matrix<'a, A>,
     b: Panels<'a, A>,
@@ -143,7 +146,7 @@ pub fn product<A: Real>(
 ) {
     let mut product = Product { c, a, b, rows, panels, depth };
     if product.is_any() {
-        dispatch(isa, product);
+        A::multiply(isa, product);
     }
 }
 
@@ -296,11 +299,14 @@ pub fn product_skipping_zeros<A: Real>(
 ) {
     let mut product = Product { c, a, b, rows, panels, depth };
     if product.is_any() {
-        dispatch(isa, Skipping(product));
+        A::multiply_skipping_zeros(isa, Skipping(product));
     }
 }
 
-struct Skipping<'a, A>(Product<'a, A>);
+/// A checked product in which zeros of A mark absent elements.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Skipping<'a, A>(Product<'a, A>);
 
 impl<A: Real> Kernel<A> for Skipping<'_, A> {
     type Output = ();

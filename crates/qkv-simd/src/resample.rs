@@ -1,4 +1,4 @@
-//! The inner loops of resampling images, which visit every pixel of a photograph.
+//! The inner loops of resampling, which visit every pixel of a photograph and every sample of a recording.
 
 /// Weighted sums of the pixels of a line with 1 or 3 channels: `out[x] = Σ weight · line[first + k]`, in order of `k`.
 /// For each new pixel, `taps` has the first pixel of its sum and the weights from there on.
@@ -42,4 +42,31 @@ pub fn add_weighted(sums: &mut [f32], row: &[f32], weight: f32) {
     for (sum, x) in sums.iter_mut().zip(row) {
         *sum += weight * x;
     }
+}
+
+/// Partial sums of [`weighted_sum`]: enough for the widest registers, the same on every CPU.
+const PARTIAL: usize = 16;
+
+/// `Σ weight · sample`, in one order of summation on every CPU.
+///
+/// ```
+/// assert_eq!(qkv_simd::resample::weighted_sum(&[1.0, 2.0, 3.0], &[0.5, 0.25, 1.0]), 4.0);
+/// ```
+///
+/// # Panics
+/// If there are not as many weights as samples.
+pub fn weighted_sum(samples: &[f32], weights: &[f32]) -> f32 {
+    assert_eq!(samples.len(), weights.len(), "a weight for each sample");
+    let (mut sums, mut last) = ([0.0; PARTIAL], [0.0; PARTIAL]);
+    let blocks = samples.chunks_exact(PARTIAL).zip(weights.chunks_exact(PARTIAL));
+    for (samples, weights) in blocks {
+        for ((sum, sample), weight) in sums.iter_mut().zip(samples).zip(weights) {
+            *sum += sample * weight;
+        }
+    }
+    let whole = samples.len() / PARTIAL * PARTIAL;
+    for ((sum, sample), weight) in last.iter_mut().zip(&samples[whole..]).zip(&weights[whole..]) {
+        *sum = sample * weight;
+    }
+    sums.iter().zip(last).map(|(sum, last)| sum + last).sum()
 }

@@ -5,11 +5,11 @@
 use super::schedule_tests::library;
 use half::{bf16, f16};
 use libloading::Library;
-use qkv::reference::{Forward, Reference};
+use qkv::reference::Forward;
 use qkv::{Attention, Element, Mask, Place, Tensor};
 use qkv_conformance::bound;
 use qkv_conformance::case::{Case, Data, Extras, Sizes};
-use qkv_conformance::check::ELEMENT_LIMIT;
+use qkv_conformance::check::{self, ELEMENT_LIMIT};
 
 /// Keys per tile at width 256: each tile adds its rounded part.
 const KEYS: usize = 64;
@@ -99,11 +99,9 @@ fn of_few_keys() -> [Case; 2] {
 /// The largest distance from the definition, in spreads: of spreads without the fixed-point rounding, and with it.
 fn distances<T: Element<Acc = f32>>(case: &Case, library: &Library) -> [f64; 2] {
     let data = case.data::<T>();
-    let reference = Reference::<f64>::exact();
-    let truth = reference.forward(&case.attention, data.inputs()).unwrap();
-    let gradients = reference.backward(&case.attention, data.inputs(), &truth, data.upstream()).unwrap();
-    let exact = vec![("d_q", gradients.q.data().to_vec())];
     let wide = data.wide();
+    let (truth, gradients) = check::definition(case, &wide).unwrap();
+    let exact = vec![("d_q", gradients.q.data().to_vec())];
     let spreads = bound::spreads(case, &wide, bound::Roundoff::of::<T>(), &truth, &exact);
     let mut spread = spreads.into_iter().find(|(name, _)| *name == "d_q").unwrap().1;
     let found = sum_of_parts(case, &data, &truth, library);

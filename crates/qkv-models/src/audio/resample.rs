@@ -1,24 +1,78 @@
-//! Resamples mono audio of any rate to 16 kHz, piece by piece: `rubato`'s band-limited resampler with its delay
-//! removed.
+//! Mono samples of any rate to 16 kHz, in pieces: a windowed-sinc interpolator (Smith and Gossett 1984), without its
+//! delay.
+//!
+//! Output sample `n` lies at time `n · step / phases` of the input, in samples, with `step / phases` the ratio of the
+//! two rates in lowest terms. So the fraction of that time repeats every `phases` outputs, and the weights with it: the
+//! filter is one row of weights for each phase. An output is a dot product of a row with the input around its time,
+//! whatever pieces the input came in.
 
 use super::SAMPLE_RATE;
-use rubato::audioadapter_buffers::direct::InterleavedSlice;
-use rubato::{Fft, FixedSync, Indexing, Resampler as _, WindowFunction};
+use qkv_simd::resample::weighted_sum;
+use std::f64::consts::PI;
 
-/// Minimum number of input samples per step. The filter is as long, which gives a sharp cutoff below half the lower
-/// rate.
-const CHUNK: usize = 4096;
+/// Zero crossings of the sinc on either side: the transition band is 2.5 % of the lower rate wide.
+const CROSSINGS: usize = 128;
+
+/// Shape of the Kaiser window, for 100 dB between the pass band and what is folded into it.
+const BETA: f64 = 10.06;
+
+/// Width of the transition band over the lower rate; it ends where aliasing would begin.
+const TRANSITION: f64 = (100.0 - 8.0) / (2.285 * 2.0 * PI * 2.0 * CROSSINGS as f64);
+
+/// Weights that are kept. The rates of sound files need fewer; of others, rows are computed whenever they are needed.
+const KEPT: usize = 1 << 20;
 
 /// A resampler from one rate.
 pub(super) struct Resampler {
-    inner: Fft<f32>,
     rate: usize,
-    /// Samples that are not yet enough for a step.
+    /// Output `n` lies at `n · step / phases`.
+    step: u64,
+    phases: u64,
+    /// Inputs on either side of that time with a weight.
+    reach: usize,
+    filter: Filter,
+    /// Rows of all phases, or none.
+    rows: Vec<f32>,
+    /// One that is computed when it is needed.
+    row: Vec<f32>,
+    /// Inputs from number `from` on, counted from `reach` samples of silence before the first.
     waiting: Vec<f32>,
-    /// Output samples still to be dropped: the delay of the filter.
-    delay: usize,
+    from: u64,
     read: u64,
     written: u64,
+}
+
+/// The impulse response as a function of time.
+struct Filter {
+    /// Cut-off over the rate of the input.
+    cutoff: f64,
+    /// Half of its length, in input samples.
+    half: f64,
+}
+
+impl Filter {
+    /// Weight of an input that is `time` samples from the output.
+    fn weight(&self, time: f64) -> f32 {
+        let across = time / self.half;
+        if across.abs() >= 1.0 {
+            return 0.0;
+        }
+        let x = 2.0 * PI * self.cutoff * time;
+        let sinc = if x == 0.0 { 1.0 } else { x.sin() / x };
+        let window = bessel(BETA * (1.0 - across * across).sqrt()) / bessel(BETA);
+        (2.0 * self.cutoff * sinc * window) as f32
+    }
+}
+
+/// The modified Bessel function I₀, by its power series.
+fn bessel(x: f64) -> f64 {
+    let (mut sum, mut term, mut k) = (1.0, 1.0, 1.0);
+    while term > sum * f64::EPSILON {
+        term *= (x / (2.0 * k)).powi(2);
+        sum += term;
+        k += 1.0;
+    }
+    sum
 }
 
 impl std::fmt::Debug for Resampler {
@@ -33,60 +87,89 @@ fn gcd(a: usize, b: usize) -> usize {
 
 impl Resampler {
     pub fn new(rate: usize) -> Result<Resampler, String> {
-        let (window, fixed) = (WindowFunction::BlackmanHarris2, FixedSync::Input);
-        // The delay is half a step; a step has an even number of output samples, so the delay is a whole number of
-        // them.
-        let block = rate / gcd(rate, SAMPLE_RATE);
-        let chunk = 2 * block * CHUNK.div_ceil(2 * block);
-        let inner = Fft::new_custom(rate, SAMPLE_RATE, chunk, 1, 1, window, fixed)
-            .map_err(|error| format!("{rate} samples a second cannot be converted: {error}"))?;
-        let delay = inner.output_delay();
-        Ok(Resampler { inner, rate, waiting: Vec::new(), delay, read: 0, written: 0 })
+        // Below, a single output would reach over more inputs than it has weight for; above, no file has been seen.
+        if !(100..=10_000_000).contains(&rate) {
+            return Err(format!("{rate} samples a second cannot be converted: 100 to 10,000,000 can"));
+        }
+        let common = gcd(rate, SAMPLE_RATE);
+        let (step, phases) = ((rate / common) as u64, (SAMPLE_RATE / common) as u64);
+        // Of the lower rate, over that of the input.
+        let lower = SAMPLE_RATE.min(rate) as f64 / rate as f64;
+        let cutoff = lower * (0.5 - TRANSITION / 2.0);
+        let half = CROSSINGS as f64 / lower;
+        let reach = half.ceil() as usize;
+        let mut made = Resampler {
+            rate,
+            step,
+            phases,
+            reach,
+            filter: Filter { cutoff, half },
+            rows: Vec::new(),
+            row: vec![0.0; 2 * reach],
+            waiting: vec![0.0; reach],
+            from: 0,
+            read: 0,
+            written: 0,
+        };
+        if phases as usize * made.row.len() <= KEPT {
+            let mut rows = Vec::with_capacity(phases as usize * made.row.len());
+            for phase in 0..phases {
+                made.compute_row(phase);
+                rows.extend_from_slice(&made.row);
+            }
+            made.rows = rows;
+        }
+        Ok(made)
     }
 
-    /// Number of output samples for the input so far.
+    /// Makes `row` the weights of a phase: of the `reach` inputs up to the time, and of as many after it.
+    fn compute_row(&mut self, phase: u64) {
+        let fraction = phase as f64 / self.phases as f64;
+        for (at, weight) in self.row.iter_mut().enumerate() {
+            *weight = self.filter.weight(at as f64 - (self.reach - 1) as f64 - fraction);
+        }
+    }
+
+    /// Output samples of the input so far.
     fn due(&self) -> u64 {
-        (self.read * SAMPLE_RATE as u64).div_ceil(self.rate as u64)
+        (self.read * self.phases).div_ceil(self.step)
     }
 
     pub fn push(&mut self, samples: &[f32]) -> Vec<f32> {
         self.read += samples.len() as u64;
         self.waiting.extend_from_slice(samples);
-        let (mut from, mut out) = (0, Vec::new());
-        while self.waiting.len() - from >= self.inner.input_frames_next() {
-            let count = self.inner.input_frames_next();
-            self.step(from, count, &mut out);
-            from += count;
-        }
-        self.waiting.drain(..from);
-        out
+        self.outputs()
     }
 
-    /// The rest of the output, as if silence followed the input.
+    /// The rest, behind which there is silence.
     pub fn finish(&mut self) -> Vec<f32> {
-        let mut out = Vec::new();
-        while self.written < self.due() {
-            let count = self.waiting.len();
-            self.step(0, count, &mut out);
-            self.waiting.clear();
-        }
-        out
+        self.waiting.extend(std::iter::repeat_n(0.0, self.reach));
+        self.outputs()
     }
 
-    /// Runs one step on `count` waiting samples, followed by silence if those are too few.
-    fn step(&mut self, from: usize, count: usize, out: &mut Vec<f32>) {
-        let input = InterleavedSlice::new(&self.waiting[from..from + count], 1, count).expect("as long as it says");
-        let mut block = vec![0.0; self.inner.output_frames_next()];
-        let frames = block.len();
-        let mut output = InterleavedSlice::new_mut(&mut block, 1, frames).expect("as long as it says");
-        let indexing = Indexing::new().partial_len(count);
-        let made = self.inner.process_into_buffer(&input, &mut output, Some(&indexing));
-        let (_, made) = made.expect("buffers of the sizes that it asked for");
-        let dropped = self.delay.min(made);
-        self.delay -= dropped;
-        let kept = usize::try_from(self.due() - self.written).unwrap_or(usize::MAX).min(made - dropped);
-        out.extend_from_slice(&block[dropped..dropped + kept]);
-        self.written += kept as u64;
+    /// All outputs whose inputs are there.
+    fn outputs(&mut self) -> Vec<f32> {
+        let (mut out, length) = (Vec::new(), self.row.len());
+        while self.written < self.due() {
+            let time = self.written * self.step;
+            let (whole, phase) = (time / self.phases, time % self.phases);
+            let row = if self.rows.is_empty() {
+                self.compute_row(phase);
+                &self.row
+            } else {
+                &self.rows[phase as usize * length..][..length]
+            };
+            // With the silence, input `whole - reach + 1` is number `whole + 1`.
+            let first = (whole + 1 - self.from) as usize;
+            let Some(inputs) = self.waiting.get(first..first + length) else { break };
+            out.push(weighted_sum(inputs, row));
+            self.written += 1;
+        }
+        let needed = (self.written * self.step / self.phases + 1).saturating_sub(self.from);
+        let done = (needed as usize).min(self.waiting.len());
+        self.waiting.drain(..done);
+        self.from += done as u64;
+        out
     }
 }
 
@@ -113,7 +196,7 @@ mod tests {
             let found = resampled(rate, &tone(rate, 440.0, 1.0), 1000);
             assert_eq!(found.len(), SAMPLE_RATE, "from {rate}");
             let expected = tone(SAMPLE_RATE, 440.0, 1.0);
-            // The ends differ, because there is silence beyond them.
+            // The ends have silence beyond them.
             let off = (1000..15_000).map(|at| (found[at] - expected[at]).abs()).fold(0.0, f32::max);
             assert!(off < 2e-3, "from {rate}: {off}");
         }

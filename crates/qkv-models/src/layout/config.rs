@@ -17,9 +17,9 @@ impl Fields<'_> {
         Error::format(self.path, format!("field `{name}`"), what)
     }
 
-    /// The first of these fields that is present; `None` if it is null.
+    /// The first of these fields that is present and not null.
     fn find(&self, names: &[&str]) -> Option<&Value> {
-        names.iter().find_map(|name| self.json.get(name)).filter(|value| !value.is_null())
+        names.iter().filter_map(|name| self.json.get(name)).find(|value| !value.is_null())
     }
 
     /// An optional whole number.
@@ -70,5 +70,19 @@ impl Fields<'_> {
             }
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_field_that_is_null_leaves_the_word_to_its_other_names() {
+        let json = json!({ "n_inner": null, "ffn_dim": 64 });
+        let fields = Fields { json: &json, path: Path::new("config.json") };
+        assert_eq!(fields.whole(&["n_inner", "ffn_dim"]).unwrap(), Some(64));
+        assert_eq!(fields.whole(&["n_inner"]).unwrap(), None);
     }
 }

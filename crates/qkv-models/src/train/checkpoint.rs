@@ -143,8 +143,13 @@ impl SavedCheckpoint {
         let steps: Vec<String> = found.iter().map(|saved| saved.step.to_string()).collect();
         match found.into_iter().find(|saved| saved.step == step) {
             Some(saved) => Ok(Some(saved)),
-            None => Err(Error::invalid(format!("`{}` has no checkpoint of step {step}", run.display()))
-                .with_hint(format!("it has checkpoints of steps {}", steps.join(", ")))),
+            None => {
+                let hint = match steps.is_empty() {
+                    true => "it has no checkpoints".to_owned(),
+                    false => format!("it has checkpoints of steps {}", steps.join(", ")),
+                };
+                Err(Error::invalid(format!("`{}` has no checkpoint of step {step}", run.display())).with_hint(hint))
+            }
         }
     }
 
