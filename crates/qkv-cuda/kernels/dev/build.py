@@ -13,7 +13,7 @@ def build(name):
     path = f"{here}/../hopper/{source}"
     if "decode" in source:
         path = f"{out}/{name}.cu"
-        parts = [f"general/{x}.cuh" for x in ("element", "../generated/general", "mask", "tile", "score", "decode_scores")] + ["hopper/decode_tma.cuh"] * ("hopper" in source) + [source + ".cu", "general/merge.cu"]
+        parts = [f"general/{x}.cuh" for x in ("element", "../generated/general", "philox", "mask", "tile", "score", "decode_scores")] + ["hopper/decode_tma.cuh"] * ("hopper" in source) + [source + ".cu", "general/merge.cu"]
         open(path, "w").write("".join(open(f"{here}/../{x}").read() for x in parts))
     flags = [f"-D{k}={v}" for k, v in defines.items()]
     r = subprocess.run([os.environ.get("NVCC", "nvcc"), "-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-cubin",

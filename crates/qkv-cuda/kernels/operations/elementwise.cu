@@ -125,7 +125,8 @@ extern "C" __global__ void rotate(T* x, const float* cosines, const float* sines
         T* first = x + (u64(row) * heads + head) * 2 * half + i;
         float a = widen(first[0]), b = widen(first[half]);
         float c = cosines[row % length * half + i], s = sign * sines[row % length * half + i];
-        first[0] = narrow(a * c - b * s);
-        first[half] = narrow(b * c + a * s);
+        // As `turn` of few_rows.cuh does it, so that both have the same bits.
+        first[0] = narrow(fmaf(a, c, -(b * s)));
+        first[half] = narrow(fmaf(b, c, a * s));
     }
 }
