@@ -20,10 +20,12 @@ const DOC_TESTS: &str = "test --workspace --doc --no-fail-fast";
 const AT_A_TIME: usize = 2;
 
 /// The longest runs in descending order; they start first, so that no core is idle at the end.
-const LONGEST: [&str; 7] = [
-    "-p qkv-cli --test cli",
-    "-p qkv-cuda --test gpu",
+const LONGEST: [&str; 9] = [
     "-p qkv-models --test suite",
+    "-p qkv-cli --test cli",
+    "-p qkv-fuzz --test fuzz",
+    "-p qkv-cuda --test gpu",
+    "-p qkv-cuda --lib",
     "-p qkv-ranks --test suite",
     "test --workspace --doc",
     "-p qkv-nn --test layers",

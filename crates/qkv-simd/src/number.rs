@@ -1,9 +1,6 @@
 //! The number types of attention: the elements of tensors ([`Element`]) and the accumulators of sums ([`Real`]).
 
-use crate::isa::Isa;
-use crate::kernel::dispatch;
 use crate::lanes::Lanes;
-use crate::product::{Product, Skipping};
 use half::{bf16, f16};
 use std::fmt;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
@@ -69,13 +66,6 @@ pub trait Real:
     fn is_nan(self) -> bool {
         self.partial_cmp(&self).is_none()
     }
-    /// A product whose slices were checked. A method of the type, so that its tiles are compiled once, in this crate,
-    /// and not by every crate that calls something generic.
-    #[doc(hidden)]
-    fn multiply(isa: Isa, product: Product<'_, Self>);
-    /// The same, skipping zeros of the left operand.
-    #[doc(hidden)]
-    fn multiply_skipping_zeros(isa: Isa, product: Skipping<'_, Self>);
 }
 
 /// An element type of tensors: `f32`, `f64`, `bf16` or `f16`.
@@ -163,12 +153,6 @@ macro_rules! real {
             #[inline(always)]
             fn abs(self) -> Self {
                 self.abs()
-            }
-            fn multiply(isa: Isa, product: Product<'_, $t>) {
-                dispatch(isa, product)
-            }
-            fn multiply_skipping_zeros(isa: Isa, product: Skipping<'_, $t>) {
-                dispatch(isa, product)
             }
         }
 

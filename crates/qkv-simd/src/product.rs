@@ -7,10 +7,11 @@
 //! at its end.
 
 use crate::isa::Isa;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::Real;
 use crate::span;
+use std::any::TypeId;
 
 /// A matrix that is read one element at a time: element `(i, k)` is at `i·row + k·col`.
 #[derive(Clone, Copy, Debug)]
@@ -107,10 +108,7 @@ impl<'a, A> Target<'a, A> {
     }
 }
 
-/// A product whose slices are checked by [`product`] before it is handed to [`Real::multiply`].
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct Product<'a, A> {
+struct Product<'a, A> {
     c: Target<'a, A>,
     a: Matrix<'a, A>,
     b: Panels<'a, A>,
@@ -146,7 +144,57 @@ pub fn product<A: Real>(
 ) {
     let mut product = Product { c, a, b, rows, panels, depth };
     if product.is_any() {
-        A::multiply(isa, product);
+        product.run_once_compiled(isa, f32_product, f64_product);
+    }
+}
+
+// Not generic, and so compiled in this crate: callers would compile all tiles again, each for itself.
+fn f32_product(isa: Isa, product: Product<'_, f32>) {
+    dispatch(isa, product);
+}
+
+fn f64_product(isa: Isa, product: Product<'_, f64>) {
+    dispatch(isa, product);
+}
+
+fn f32_product_skipping_zeros(isa: Isa, product: Product<'_, f32>) {
+    dispatch(isa, Skipping(product));
+}
+
+fn f64_product_skipping_zeros(isa: Isa, product: Product<'_, f64>) {
+    dispatch(isa, Skipping(product));
+}
+
+impl<'a, A: Real> Product<'a, A> {
+    /// Calls the function for its type, `f32` or `f64`.
+    fn run_once_compiled(self, isa: Isa, of_f32: fn(Isa, Product<'_, f32>), of_f64: fn(Isa, Product<'_, f64>)) {
+        if TypeId::of::<A>() == TypeId::of::<f32>() {
+            of_f32(isa, self.of_type());
+        } else {
+            of_f64(isa, self.of_type());
+        }
+    }
+
+    /// The same product under the other name of its type.
+    fn of_type<B: Real>(self) -> Product<'a, B> {
+        assert_eq!(TypeId::of::<A>(), TypeId::of::<B>(), "the type of a product");
+        let Product { c: Target { data, row, update }, a, b, rows, panels, depth } = self;
+        // SAFETY: A and B are one type.
+        let (c, a_data, b_data) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(data.as_mut_ptr().cast::<B>(), data.len()),
+                std::slice::from_raw_parts(a.data.as_ptr().cast::<B>(), a.data.len()),
+                std::slice::from_raw_parts(b.data.as_ptr().cast::<B>(), b.data.len()),
+            )
+        };
+        Product {
+            c: Target { data: c, row, update },
+            a: Matrix { data: a_data, row: a.row, col: a.col },
+            b: Panels { data: b_data, row: b.row, panel: b.panel },
+            rows,
+            panels,
+            depth,
+        }
     }
 }
 
@@ -299,14 +347,11 @@ pub fn product_skipping_zeros<A: Real>(
 ) {
     let mut product = Product { c, a, b, rows, panels, depth };
     if product.is_any() {
-        A::multiply_skipping_zeros(isa, Skipping(product));
+        product.run_once_compiled(isa, f32_product_skipping_zeros, f64_product_skipping_zeros);
     }
 }
 
-/// A checked product in which zeros of A mark absent elements.
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct Skipping<'a, A>(Product<'a, A>);
+struct Skipping<'a, A>(Product<'a, A>);
 
 impl<A: Real> Kernel<A> for Skipping<'_, A> {
     type Output = ();
