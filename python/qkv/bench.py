@@ -1,6 +1,6 @@
 """`python -m qkv.bench`: attention of this library beside PyTorch's, both from Python, in one run.
 
-Each figure is the best of several runs, the two sides taking turns, so that a busy machine does not favour one of them.
+Each figure is the best of several runs, the two sides taking turns, so that a busy machine does not favor one of them.
 `--overhead` measures what a call costs beside the computation: one query, one key, width 16. `--models` measures
 training steps of Hugging Face models. On a GPU (`--device cuda`) the table is made with the device's clock.
 """

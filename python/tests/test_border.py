@@ -113,8 +113,8 @@ def test_bad_calls_are_refused_with_a_reason():
     q = x(1, 2, 5, 8)
     with pytest.raises(TypeError, match="int32, expected float32, float64"):
         PLAIN.forward(*[q.astype(np.int32)] * 3)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        PLAIN.forward(q, q, q, colour=1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'color'"):
+        PLAIN.forward(q, q, q, color=1)
     with pytest.raises(ValueError, match="`bias` was given, but"):
         PLAIN.forward(q, q, q, bias=q[..., :5])
     with pytest.raises(ValueError, match="`bias` is missing"):

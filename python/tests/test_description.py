@@ -70,7 +70,7 @@ def test_builders_leave_their_attention_alone():
         (lambda: Bias.relative(1) + Bias.relative(2), "one `table`"),
         (lambda: Attention.dot().bias(Bias.relative(1)).bias(Bias.relative(2)), "one `table`"),
         (lambda: Attention.from_json("{"), "EOF"),
-        (lambda: Attention.from_json('{"colour": 1}'), "unknown field"),
+        (lambda: Attention.from_json('{"color": 1}'), "unknown field"),
         (lambda: Mask.from_json('"purple"'), "unknown variant"),
     ],
 )

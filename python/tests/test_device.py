@@ -238,8 +238,8 @@ def test_wrong_input_is_refused():
         _SCALED.forward(x, OnDevice(r(1, 2, 5, 8)), x)
     with pytest.raises(ValueError, match="`bias`"):
         _SCALED.bias(Bias.tensor()).forward(x, x, x)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        _SCALED.forward(x, x, x, colour=x)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'color'"):
+        _SCALED.forward(x, x, x, color=x)
     with pytest.raises(ValueError, match="`k` is on CUDA device .*; this call computes on the CPU"):
         _SCALED.forward(host, x, host)
     out = _SCALED.forward(x, x, x)

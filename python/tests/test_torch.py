@@ -304,8 +304,8 @@ def test_bad_input_is_refused_with_a_reason():
         Q.attention(x, x.double(), x)
     with pytest.raises(TypeError, match="int64"):
         Q.attention(*[x.long()] * 3)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        Q.attention(x, x, x, colour=x)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'color'"):
+        Q.attention(x, x, x, color=x)
     with pytest.raises(ValueError, match="`bias` was given"):
         Q.attention(x, x, x, bias=x[..., :4])
     with pytest.raises(ValueError, match="is_causal"):

@@ -5,14 +5,14 @@ use crate::failure::Failure;
 use qkv_nn::{Device, Machine, Precision};
 
 /// `--device`, for commands that run a model.
-pub(crate) const DEVICE: Argument = Argument::new("device", Kind::Word, "Device that computes the model")
+pub(crate) const DEVICE: Argument = Argument::new("device", Kind::Word, "Device to run the model on")
     .default("cpu")
     .values(&[("cpu", "all cores, or `--threads` of them"), ("cuda", "the first NVIDIA GPU")]);
 
 /// `--precision`, for commands that translate and transcribe.
 pub(crate) const PRECISION: Argument = Argument::new("precision", Kind::Word, "Precision of matrix products on a CPU")
     .default("f32")
-    .values(&[("f32", "32 bits"), ("int8", "8 bits, rounded row by row: faster, and scores differ slightly")]);
+    .values(&[("f32", "32 bits"), ("int8", "8 bits, quantized per row: faster, with slightly different scores")]);
 
 /// Whether products are computed in 8 bits.
 pub(crate) fn parse_int8(matches: &Matches<'_>) -> bool {

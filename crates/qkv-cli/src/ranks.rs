@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(crate) const RANKS: Argument = Argument::new(
     "ranks",
     Kind::Integer(1, 4096),
-    "Start N ranks on this machine with `mpiexec`; `mpiexec -n N qkv …` and `srun` do the same on several",
+    "Start N ranks on this machine with `mpiexec`; on several machines use `mpiexec -n N qkv …` or `srun`",
 )
 .value("N");
 
@@ -21,7 +21,7 @@ pub(crate) const RANKS: Argument = Argument::new(
 pub(crate) const RANK_TIMEOUT: Argument = Argument::new(
     "rank-timeout",
     Kind::Integer(1, 86_400),
-    "Seconds without a sign of life after which a rank is gone",
+    "Seconds without a heartbeat after which a rank counts as lost",
 )
 .value("SECONDS")
 .default("30");

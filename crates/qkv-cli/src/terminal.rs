@@ -1,7 +1,7 @@
 //! The terminal behind stdout: its width and its colors.
 
 use console::Term;
-use qkv_explore::draw::Colours;
+use qkv_explore::draw::Colors;
 use std::env;
 use std::io::{self, IsTerminal};
 
@@ -29,14 +29,14 @@ impl TerminalStyle {
     }
 
     /// The color depth, from `COLORTERM` and `TERM`.
-    pub fn colors(self) -> Colours {
+    pub fn colors(self) -> Colors {
         let variable = |name| env::var(name).unwrap_or_default();
         let (depth, term) = (variable("COLORTERM"), variable("TERM"));
         match self.color {
-            false => Colours::None,
-            true if depth == "truecolor" || depth == "24bit" => Colours::All,
-            true if !depth.is_empty() || term.contains("256color") => Colours::Cube,
-            true => Colours::Few,
+            false => Colors::None,
+            true if depth == "truecolor" || depth == "24bit" => Colors::All,
+            true if !depth.is_empty() || term.contains("256color") => Colors::Cube,
+            true => Colors::Few,
         }
     }
 }

@@ -73,12 +73,12 @@ export class Chart {
         for (let c = 0; c < cols.length; c++) {
           const i = r * cols.length + c;
           const t = kept && !kept[i] ? 0 : look.scale.at(values[i]);
-          const colour = look.palette(t);
-          context.fillStyle = css(colour);
+          const color = look.palette(t);
+          context.fillStyle = css(color);
           context.beginPath();
           context.roundRect(left + c * cell, top + r * cell, cell - gap, cell - gap, cell >= 20 ? 3 : 1);
           context.fill();
-          if (cell >= 38 && values[i] >= 0.005 && !(kept && !kept[i])) this.writeNumber(context, values[i], colour, left + (c + 0.5) * cell - gap / 2, top + (r + 0.5) * cell);
+          if (cell >= 38 && values[i] >= 0.005 && !(kept && !kept[i])) this.writeNumber(context, values[i], color, left + (c + 0.5) * cell - gap / 2, top + (r + 0.5) * cell);
         }
       }
     } else if (values.length) {

@@ -40,13 +40,13 @@ export function buildDisplay() {
   const picked = h('div', { class: 'picked', hidden: true });
   const count = h('span', {});
   picked.append(count, segments('together', 'fold', [['mean', 'mean', 'the mean of the picked tokens'], ['sum', 'sum', 'the sum of the picked tokens']]),
-    h('button', { type: 'button', class: 'link', onclick: unpick }, 'pick none'));
+    h('button', { type: 'button', class: 'link', onclick: unpick }, 'clear selection'));
   const pool = segments('Pool', 'pool', [['max', 'max', 'a pixel shows the maximum of the weights it covers'], ['mean', 'mean', 'a pixel shows the mean of the weights it covers']]);
   const tokens = h('fieldset', {}, h('legend', {}, 'Tokens'),
     box('merge subwords', 'words', { title: 'a weight to a word is the sum over its tokens; a word’s row is the mean of its tokens’ rows' }),
     box('hide special tokens', 'special', { flips: true }),
-    box('hide the first key (sink)', 'sink', { flips: true, title: 'the first token often takes what a head does not want to give to any other' }),
-    box('rows sum to 1 again', 'renormalise', { title: 'what is left of each row is divided by its sum: no longer the weights that the model used' }),
+    box('hide the first key (sink)', 'sink', { flips: true, title: 'the first token often takes the weight that a head gives to no other' }),
+    box('renormalize rows', 'renormalise', { title: 'what is left of each row is divided by its sum: no longer the weights that the model used' }),
     massSlider());
   const layout = segments('Lines', 'layout', [['auto', 'auto', 'across for Chinese, Japanese and Korean'], ['across', 'across', 'two rows'], ['down', 'down', 'two columns']]);
   followers.push((state, run) => { // only controls that affect the current view
@@ -60,8 +60,8 @@ export function buildDisplay() {
   const open = window.matchMedia('(min-width: 1180px)').matches;
   fill(place('display'), h('details', { open }, h('summary', {}, 'Display'),
     h('div', { class: 'controls' },
-      segments('Scale', 'scale', [['linear', 'linear', 'as it is'], ['log', 'log', 'small weights show beside large ones'], ['rank', 'rank', 'order alone']]),
-      segments('Colours', 'palette', names.map((name) => [name, name, `the palette “${name}”`])),
+      segments('Scale', 'scale', [['linear', 'linear', 'as it is'], ['log', 'log', 'small weights show beside large ones'], ['rank', 'rank', 'order only']]),
+      segments('Colors', 'palette', names.map((name) => [name, name, `the palette “${name}”`])),
       pool,
       layout, tokens, picked)));
 }

@@ -77,10 +77,10 @@ function open(host, pane) {
       share.style.setProperty('--share', `${(100 * ofShares.at(line.share)).toFixed(1)}%`);
       share.style.setProperty('--shade', css(shades(Math.max(0.35, ofShares.at(line.share)))));
       const text = line.words.flatMap((word) => {
-        const colour = shades(measure.at(strength(line, word)));
+        const color = shades(measure.at(strength(line, word)));
         const button = h('button', { type: 'button', class: 'word', tabIndex: -1, 'data-weight': word.weight, 'aria-label': `${word.text}, ${weight(word.weight)} of its sentence` }, word.text);
-        button.style.background = css(colour);
-        button.style.color = ink(colour);
+        button.style.background = css(color);
+        button.style.color = ink(color);
         button.addEventListener('pointerenter', () => tell(line, word));
         button.addEventListener('focus', () => say(tell(line, word)));
         button.addEventListener('click', () => { if (run.can.pair) choose({ layer: form.words, head: 0, cell: [s, word.from] }, { push: true }); });

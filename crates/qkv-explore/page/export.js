@@ -6,9 +6,9 @@ import { source } from 'qkv/source';
 import { theme } from 'qkv/theme';
 
 const formats = [
-  ['svg', 'SVG', 'a drawing for print'], ['png', 'PNG', 'a picture'], ['html', 'HTML', 'one file that stands alone'],
-  ['csv', 'CSV', 'a table with tokens'], ['json', 'JSON', 'tokens and weights'], ['npy', 'NumPy', 'weights alone'],
-  ['safetensors', 'safetensors', 'weights alone'], ['pharaoh', 'Pharaoh', 'word alignment'],
+  ['svg', 'SVG', 'a drawing for print'], ['png', 'PNG', 'a picture'], ['html', 'HTML', 'one standalone file'],
+  ['csv', 'CSV', 'a table with tokens'], ['json', 'JSON', 'tokens and weights'], ['npy', 'NumPy', 'weights only'],
+  ['safetensors', 'safetensors', 'weights only'], ['pharaoh', 'Pharaoh', 'word alignment'],
 ];
 
 function save(blob, name) {

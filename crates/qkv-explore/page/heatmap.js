@@ -6,7 +6,7 @@ import { folded, holding, matrix, unitOf } from 'qkv/matrix';
 import { palette } from 'qkv/palette';
 import { at, fits, headName, headsIn, layerName, stepwise } from 'qkv/run';
 import { say } from 'qkv/say';
-import { colours, scale } from 'qkv/scale';
+import { colors, scale } from 'qkv/scale';
 import { pick } from 'qkv/selection';
 import { heldWeights, weightsOf } from 'qkv/source';
 import { choose } from 'qkv/state';
@@ -20,7 +20,7 @@ export function chartOptions(drawn, state, room, step = null) {
   const measure = scale(state.scale, values);
   const [rows, cols] = [holding(drawn.rows, state.rows), holding(drawn.cols, state.cols)];
   return {
-    palette: shades, scale: measure, table: colours(measure, shades), rows, cols, step, room,
+    palette: shades, scale: measure, table: colors(measure, shades), rows, cols, step, room,
     rowBars: rows.length ? folded(drawn, rows, state.fold, false) : null,
     colBars: cols.length ? folded(drawn, cols, state.fold, true) : null,
   };
@@ -69,7 +69,7 @@ function open(host, pane) {
   const { run } = pane;
   let [drawn, weights, shown, now] = [null, null, null, null];
 
-  const chart = pointedChart(host, pane, 'Weights of one head: arrows move, Enter tells how a weight came about, Space picks a row', {
+  const chart = pointedChart(host, pane, 'Weights of one head: arrows move, Enter shows how a weight is computed, Space picks a row', {
     drawn: () => drawn,
     open: (row, col) => {
       if (run.can.pair) choose({ cell: strongest(row.members, col.members) }, { push: true });
@@ -101,7 +101,7 @@ function open(host, pane) {
       if (request !== shown) return;
       pane.busy(false);
       draw(state);
-      chart.over.setAttribute('aria-label', `Weights of ${layerName(layer)}, ${headName(layer, head)}: arrows move, Enter tells how a weight came about, Space picks a row`);
+      chart.over.setAttribute('aria-label', `Weights of ${layerName(layer)}, ${headName(layer, head)}: arrows move, Enter shows how a weight is computed, Space picks a row`);
       prefetch(run, index, head);
     },
     mark: (cell) => markIn(chart, drawn, pane, cell),

@@ -89,8 +89,8 @@ function open(host, pane) {
     const context = sized(over, width, height);
     lay(context, [width, height], look.measure, look.shades);
     const [w, t] = [width / across, height / down];
-    const frame = (i, colour, wide) => {
-      context.strokeStyle = colour;
+    const frame = (i, color, wide) => {
+      context.strokeStyle = color;
       context.lineWidth = wide;
       context.strokeRect((i % across) * w + 1, Math.floor(i / across) * t + 1, w - 2, t - 2);
     };

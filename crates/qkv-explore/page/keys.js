@@ -17,7 +17,7 @@ export function toggleHelp() {
   if (help.open) { help.close(); return; }
   fill(help, h('h2', {}, 'Keys'),
     h('dl', {}, list.filter(({ shown }) => shown).map(({ shown, meaning }) => [h('dt', {}, shown.split(' ').map((key) => h('kbd', {}, key))), h('dd', {}, meaning)])),
-    h('p', { class: 'quiet' }, 'In the picture (reached by Tab) arrows move from cell to cell, Enter tells how a weight came about, Space picks its row, k its column. Shift and arrows change layer and head from anywhere.'),
+    h('p', { class: 'quiet' }, 'In the picture (reached by Tab) arrows move from cell to cell, Enter shows how a weight is computed, Space picks its row, k its column. Shift and arrows change layer and head from anywhere.'),
     h('button', { type: 'button', class: 'go', onclick: () => help.close() }, 'Close'));
   help.showModal();
 }

@@ -64,7 +64,7 @@ function open(host, pane) {
     frame.className = `lines ${down ? 'down' : 'across'}`;
     for (const side of ['rows', 'cols']) {
       const focused = [...sides[side].children].indexOf(document.activeElement);
-      sides[side].setAttribute('aria-label', side === 'rows' ? 'Tokens that look' : 'Tokens that are looked at');
+      sides[side].setAttribute('aria-label', side === 'rows' ? 'Query tokens' : 'Key tokens');
       sides[side].replaceChildren(...drawn[side].map((unit, i) => h('button', {
         type: 'button', tabIndex: i === Math.max(0, focused) ? 0 : -1, 'aria-pressed': String(look[side].includes(i)),
         class: `${unit.special ? 'special ' : ''}${side === 'rows' && look.step !== null && i > look.step ? 'later' : ''}${side === 'rows' && look.step === i ? 'now' : ''}`,
@@ -160,7 +160,7 @@ function open(host, pane) {
     pane.busy(true);
     const [weights, queries, keys] = await Promise.all([part(run, index, head, rows, cols), tokensOf(run, layer.queries, ...rows), tokensOf(run, layer.keys, ...cols)]);
     offset = [rows[0], cols[0]];
-    note.textContent = `Queries ${rows[0]}–${rows[1] - 1}, keys ${cols[0]}–${cols[1] - 1}: the place where the map stands. Move the map to see others.`;
+    note.textContent = `Queries ${rows[0]}–${rows[1] - 1}, keys ${cols[0]}–${cols[1] - 1}: the part that the map shows. Move the map to see others.`;
     return [weights, [rows[1] - rows[0], cols[1] - cols[0]], [queries, keys]];
   }
 

@@ -185,7 +185,7 @@ function buildTools() {
     tool('Dark', 'light or dark theme (d)', flip, 'theme'),
     tool('Keys', 'keyboard shortcuts (?)', toggleHelp, 'keys'));
   const model = (first.models ?? []).find(({ id }) => id === first.run.model);
-  place('model').textContent = first.standalone ? 'a file that stands alone' : model?.note ?? model?.name ?? '';
+  place('model').textContent = first.standalone ? 'standalone file' : model?.note ?? model?.name ?? '';
   addKey(['ArrowUp'], '↑ ↓', 'previous, next layer', () => go(run, -1, 0));
   addKey(['ArrowDown'], '', '', () => go(run, 1, 0));
   addKey(['ArrowLeft'], '← →', 'previous, next head', () => go(run, 0, -1));
@@ -194,7 +194,7 @@ function buildTools() {
     const view = tabs().filter(({ tab }) => viewFor(tab, run, at(run, chosen()).layer))[i];
     if (view) choose({ view: view.tab }, { push: true });
   };
-  tabs().forEach((_, i) => addKey([String(i + 1)], i ? '' : `1 … ${tabs().length}`, i ? '' : 'the views, as their tabs stand', nth(i)));
+  tabs().forEach((_, i) => addKey([String(i + 1)], i ? '' : `1 … ${tabs().length}`, i ? '' : 'views, in tab order', nth(i)));
   addKey(['m'], 'm', 'mean of the heads', () => {
     if (headsIn(at(run, chosen()).layer).includes('mean')) choose({ head: 'mean' });
   });
@@ -211,7 +211,7 @@ function buildTools() {
   addKey(['e'], 'e', 'export', () => { const menu = place('export'); menu.open = !menu.open; menu.querySelector('summary').focus(); });
   addKey(['d'], 'd', 'light or dark theme', flip);
   addKey(['?'], '?', 'this list', toggleHelp);
-  addKey(['Escape'], 'Esc', 'close, pick none, all steps', () => {
+  addKey(['Escape'], 'Esc', 'close, clear selection, all steps', () => {
     const state = chosen();
     if (state.cell) choose({ cell: null });
     else if (state.rows.length || state.cols.length) choose({ rows: [], cols: [] });

@@ -10,7 +10,7 @@ import { count, weight } from 'qkv/number';
 import { palette } from 'qkv/palette';
 import { at, headName, headsIn, layerName, written } from 'qkv/run';
 import { say } from 'qkv/say';
-import { colours, evenly, paint, scale, stamp } from 'qkv/scale';
+import { colors, evenly, paint, scale, stamp } from 'qkv/scale';
 import { part, tokensOf } from 'qkv/source';
 import { choose } from 'qkv/state';
 import { inks, theme } from 'qkv/theme';
@@ -25,7 +25,7 @@ function open(host, pane) {
   const { run } = pane;
   const canvas = h('canvas', { class: 'world', tabIndex: 0, role: 'application', 'aria-roledescription': 'map' });
   const mini = h('canvas', { class: 'mini', 'aria-hidden': 'true' });
-  const badge = h('span', { class: 'badge', hidden: true, title: 'made of some rows and columns only; the exact tile is on its way' }, 'sampled');
+  const badge = h('span', { class: 'badge', hidden: true, title: 'computed from a sample of rows; the exact tile is loading' }, 'sampled');
   const note = h('div', { class: 'tip', hidden: true });
   const button = (text, label, act) => h('button', { type: 'button', 'aria-label': label, title: label, onclick: act }, text);
   const frame = h('div', { class: 'map' }, canvas, mini, badge, h('div', { class: 'zoom' },
@@ -35,7 +35,7 @@ function open(host, pane) {
   const tiles = new Tiles(run, () => repaint(), (error) => pane.refuse(error));
   let [state, layer, index, head] = [null, null, 0, 0];
   let [camera, stands] = [null, null]; // the camera, and its last place in the URL
-  let [colour, painted] = [null, new Map()]; // the current colors; a tile's values → its picture in those colors
+  let [color, painted] = [null, new Map()]; // the current colors; a tile's values → its picture in those colors
   let tokens = { rows: [0, []], cols: [0, []] };
   let [pointer, ghost] = [null, null]; // the position of our own pointer, in pixels; the weight under the other pane's
   let [waiting, saving, resting] = [0, 0, 0];
@@ -79,13 +79,13 @@ function open(host, pane) {
     const key = [index, head, state.pool, state.scale, state.palette, theme(), state.pool === 'mean' ? zoom : ''].join('/');
     const here = seen.map((tile) => tiles.get(tile)).filter(Boolean);
     const known = here.length ? here : [tiles.get(whole())].filter(Boolean);
-    const before = colour?.key === key ? colour.most : 0;
+    const before = color?.key === key ? color.most : 0;
     const most = Math.max(before, ...known.map((tile) => tile.most));
-    if (colour?.key === key && most <= before * 1.001) return;
+    if (color?.key === key && most <= before * 1.001) return;
     const sample = state.scale !== 'rank' ? [] : (state.pool === 'mean' ? known[0] : tiles.get(whole()) ?? known[0])?.values ?? [];
     const measure = scale(state.scale, sample, { most, floor: evenly(layer.m) });
     const shades = palette(state.palette, theme());
-    colour = { key, most, table: colours(measure, shades) };
+    color = { key, most, table: colors(measure, shades) };
     painted = new Map();
     pane.legend(known.length ? measure : null, shades);
   }
@@ -94,7 +94,7 @@ function open(host, pane) {
     const known = tiles.get(tile);
     if (!known) return null;
     if (painted.size > 256) painted.clear();
-    if (!painted.has(known.values)) painted.set(known.values, stamp(paint(known.values, side, side, colour.table)));
+    if (!painted.has(known.values)) painted.set(known.values, stamp(paint(known.values, side, side, color.table)));
     return painted.get(known.values);
   }
 

@@ -100,7 +100,7 @@ function draw(sheet, { layer, head, one, query, key, from, to, pair }) {
     h('h2', { tabIndex: -1 }, 'Derivation of this weight'),
     h('p', { class: 'pairline' }, h('b', {}, from), h('span', { class: 'quiet' }, ' attends to '), h('b', {}, to), h('span', { class: 'result' }, weight(pair.weight))),
     h('p', { class: 'quiet' }, `${layerName(layer)}, ${headName(layer, one)} · query ${query}, key ${key}`,
-      head === 'mean' ? h('span', {}, ' · of all heads the one that gives this pair most') : null),
+      head === 'mean' ? h('span', {}, ' · the head with the largest weight for this pair') : null),
     strips.map(({ element }) => element),
     ledger(pair.terms));
   redraw = () => point(null);

@@ -49,7 +49,7 @@ export const pixelsOf = (palette) => Uint32Array.from({ length: 256 }, (_, i) =>
 });
 
 /** The colors of a scale by the upper 16 bits of a weight. NaN is transparent. */
-export function colours(scale, palette) {
+export function colors(scale, palette) {
   const shades = pixelsOf(palette);
   const bits = new Uint32Array(1);
   const value = new Float32Array(bits.buffer);

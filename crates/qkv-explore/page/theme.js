@@ -18,8 +18,8 @@ export function dress(chosen) {
 export function inks() {
   if (!ink) {
     const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(`--${name}`).trim();
-    ink = { text: colour('text'), quiet: colour('quiet'), line: colour('line'), paper: colour('paper'), accent: colour('accent'), font: colour('sans') };
+    const color = (name) => style.getPropertyValue(`--${name}`).trim();
+    ink = { text: color('text'), quiet: color('quiet'), line: color('line'), paper: color('paper'), accent: color('accent'), font: color('sans') };
   }
   return ink;
 }

@@ -5,7 +5,7 @@ import { weight } from 'qkv/number';
 
 /** The tooltip of a cell. */
 export function tip({ query, key, value, sum, shown, note }) {
-  const less = sum !== undefined && Math.abs(sum - shown) > 5e-5 ? `, shown of it ${shown.toFixed(4)}` : '';
+  const less = sum !== undefined && Math.abs(sum - shown) > 5e-5 ? `, of which ${shown.toFixed(4)} is shown` : '';
   return h('div', {},
     h('p', { class: 'tip-pair' }, h('b', {}, query), h('span', { class: 'quiet' }, ' attends to '), h('b', {}, key)),
     h('p', { class: 'tip-weight' }, typeof value === 'string' ? value : weight(value)),

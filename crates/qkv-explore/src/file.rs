@@ -232,7 +232,7 @@ fn call(file: &mut File, prefix: &str, attention: Attention) -> Result<Attention
     inputs.positions = whole(file, "positions")?;
     inputs.lengths = whole(file, "lengths")?.map(|all| all.into_iter().map(|x| x.max(0) as usize).collect());
     let small = |all: Vec<i64>| {
-        let fits = |x: i64| i32::try_from(x).map_err(|_| Error::invalid(format!("{x} is no segment and no bucket")));
+        let fits = |x: i64| i32::try_from(x).map_err(|_| Error::invalid(format!("{x} is not a segment or bucket id")));
         all.into_iter().map(fits).collect::<Result<Vec<i32>>>()
     };
     if let (Some(q), Some(k)) = (whole(file, "q_segments")?, whole(file, "k_segments")?) {
@@ -301,7 +301,7 @@ fn check(recording: &Recording, path: &Path) -> Result<()> {
         }
         if layer.importance.as_ref().is_some_and(|all| all.len() != layer.heads()) {
             return Err(wrong(format!(
-                "`{}` has {} heads, its importance has another number",
+                "`{}` has {} heads, its importance has a different number",
                 layer.name,
                 layer.heads()
             )));
@@ -315,7 +315,7 @@ fn check(recording: &Recording, path: &Path) -> Result<()> {
                 if !(sum.is_finite() && sum < 1.01) {
                     let what = format!("the weights of query {row} of `{}` sum to {sum}", layer.name);
                     return Err(Error::invalid(what)
-                        .with_hint("`lse` is the natural logarithm, of this very attention: was it causal?"));
+                        .with_hint("`lse` must be the natural log-sum-exp of this same attention: was it causal?"));
                 }
             }
         }

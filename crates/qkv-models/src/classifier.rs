@@ -40,7 +40,7 @@ impl Classifier {
             return Ok(Classifier::Encoder(Box::new(Encoder::open_with(folder, adapter)?)));
         }
         if adapter.is_some() {
-            return Err(Error::invalid(format!("a `{kind}` takes no adapters here: encoders do"))
+            return Err(Error::invalid(format!("`--adapter` is not supported for a `{kind}`: encoders do"))
                 .with_hint("`lora.merge = true` in the recipe writes a whole model"));
         }
         match kind.as_str() {

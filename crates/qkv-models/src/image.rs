@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn grey_is_how_light_a_colour_looks() {
+    fn grey_is_how_light_a_color_looks() {
         let image = Image::new(2, 1, 3, vec![255, 255, 255, 0, 255, 0]).unwrap();
         assert_eq!(image.in_channels(1).points(), [255, 150]);
         assert_eq!(image.in_channels(3), image);

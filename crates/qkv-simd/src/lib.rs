@@ -26,9 +26,10 @@
 //! | [`philox`] | the counter-based random bits of dropout and sampling |
 //! | [`pass`] | elementwise loops compiled for each instruction set, for the layers of a model |
 //! | `matmul` | products of whole matrices (feature `matmul`), for the layers of a model |
-//! | [`resample`] | the inner loops of resampling images |
+//! | [`finish`] | what is done to a product while it is in registers: bias, activation, residual |
+//! | [`resample`] | the inner loops of resampling images and sound |
 //! | [`huge_pages`] | huge pages for large buffers |
-//! | [`kept_memory`] | reuse of the memory of dropped results |
+//! | [`kept_memory`], [`free_memory`] | reuse of the memory of dropped results; memory returned to the system |
 //! | [`counting`] | a counting allocator |
 //! | [`peak`] | measured peaks of this machine |
 //! | [`shared`] | tasks in order, blocks filled once, regions entered in turn, rows written once |

@@ -199,7 +199,7 @@ fn main() {
         let (formula, formula_memory) =
             measure(1, || Reference::<f32>::exact().forward(&attention, Inputs::new(&q, &k, &v)).unwrap().output);
         println!(
-            "\nn = {n}: exact engine {exact:.1} ms, {exact_memory:.2} MiB; materialised formula {formula:.0} ms, {formula_memory:.0} MiB"
+            "\nn = {n}: exact engine {exact:.1} ms, {exact_memory:.2} MiB; materialized formula {formula:.0} ms, {formula_memory:.0} MiB"
         );
         println!("  {:.0} times faster, {:.0} times less memory", formula / exact, formula_memory / exact_memory);
     }

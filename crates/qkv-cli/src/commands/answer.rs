@@ -21,7 +21,7 @@ const LONGEST: u64 = 1 << 26;
 const MOST_ANSWERS: usize = 10;
 
 pub(super) const COMMAND: Command =
-    Command::new("answer", "Answer a question with words of a text, or about an image", ARGUMENTS, |matches| {
+    Command::new("answer", "Answer a question from a text, or about an image", ARGUMENTS, |matches| {
         Ok(Box::new(AnswerArgs::parse(matches)?))
     })
     .examples(&[
@@ -43,7 +43,7 @@ const ARGUMENTS: Arguments = &[
             ADAPTER,
             Argument::new("input", Kind::Path, "Read the text from this file").value("FILE").conflicts(&["context"]),
             Argument::new("context", Kind::Text, "The text").value("TEXT").requires(&["question"]),
-            Argument::new("image", Kind::Path, "The image that is asked about: PNG, JPEG, WebP or BMP")
+            Argument::new("image", Kind::Path, "Image that the question is about: PNG, JPEG, WebP or BMP")
                 .value("FILE")
                 .requires(&["question"])
                 .conflicts(&["context", "input", "adapter"]),
@@ -54,7 +54,7 @@ const ARGUMENTS: Arguments = &[
         &[
             Argument::new("weights", Kind::Switch, "Show where in the image each word and each hop looked")
                 .requires(&["image"]),
-            Argument::new("out", Kind::Path, "Draw where they looked to this file, SVG or PNG by its name")
+            Argument::new("out", Kind::Path, "Save a picture of where they looked to this file (`.svg` or `.png`)")
                 .value("FILE")
                 .requires(&["image"]),
             Argument::new("json", Kind::Switch, "One JSON object for each question, with position and score"),
@@ -110,7 +110,7 @@ impl AnswerArgs {
         let mut ranked: Vec<(&String, f32)> = vqa.config.labels.iter().zip(probabilities.iter().copied()).collect();
         ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
         let Some(&(answer, probability)) = ranked.first() else {
-            return Err(Failure::new("the model knows no answers"));
+            return Err(Failure::new("the model has no answers to choose from"));
         };
         let of_words =
             tokens.iter().zip(words).map(|(&id, map)| (super::describe::token_label(&vqa.tokenizer, id), map.clone()));

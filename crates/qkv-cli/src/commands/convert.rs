@@ -27,7 +27,7 @@ pub(super) const COMMAND: Command =
     .examples(&[
         ("qkv convert SmolLM2-135M-Instruct.Q4_1.gguf --out smollm2", "From GGUF to safetensors"),
         ("qkv convert smollm2 --adapter runs/chat-lora --out merged", "With low-rank adapters merged into it"),
-        ("qkv convert runs/zh-en --out small --storage int8", "A quarter of the size, for `qkv` itself"),
+        ("qkv convert runs/zh-en --out small --storage int8", "A quarter of the size, readable only by `qkv`"),
     ]);
 
 const ARGUMENTS: Arguments = &[(
@@ -44,7 +44,7 @@ const ARGUMENTS: Arguments = &[(
             ("f32", "as computed"),
             ("f16", "IEEE half precision"),
             ("bf16", "bfloat16"),
-            ("int8", "matrices in 8 bits with a scale for each row; `qkv` alone reads them"),
+            ("int8", "matrices in 8 bits with a scale for each row; only `qkv` reads them"),
         ]),
     ],
 )];
@@ -88,7 +88,7 @@ impl ConvertArgs {
             kind @ ("han" | "vit" | "describe" | "vqa" | "detect" | "voice" | "transformer" | "recurrent")
                 if adapter.is_some() =>
             {
-                return Err(Failure::new(format!("a `{kind}` takes no adapters here")));
+                return Err(Failure::new(format!("`--adapter` is not supported for a `{kind}`")));
             }
             "han" => Han::open(&self.path)?.save(folder, self.storage)?,
             "vit" => Vit::open(&self.path)?.save(folder, self.storage)?,

@@ -43,7 +43,8 @@ const ARGUMENTS: Arguments = &[
             Argument::new("beam", Kind::Integer(1, 1000), "Beam size; the model's own by default").value("N"),
             Argument::new("greedy", Kind::Switch, "Take the likeliest token at each step").conflicts(&["beam"]),
             Argument::new("weights", Kind::Switch, "Show where the model looked for each token"),
-            Argument::new("out", Kind::Path, "Draw where it looked to this file, SVG or PNG by its name").value("FILE"),
+            Argument::new("out", Kind::Path, "Save a picture of where it looked to this file (`.svg` or `.png`)")
+                .value("FILE"),
             Argument::new("json", Kind::Switch, "One JSON object for each image"),
         ],
     ),

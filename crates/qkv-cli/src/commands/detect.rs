@@ -33,7 +33,7 @@ const ARGUMENTS: Arguments = &[
                 .positional()
                 .repeatable(),
             Argument::new("model", Kind::Path, "Folder of a model of kind `detect`").value("DIR").required(),
-            Argument::new("threshold", Kind::Fraction, "Report what is at least this probable")
+            Argument::new("threshold", Kind::Fraction, "Report objects of at least this probability")
                 .value("P")
                 .default("0.5"),
         ],
@@ -43,7 +43,8 @@ const ARGUMENTS: Arguments = &[
         &[
             Argument::new("weights", Kind::Switch, "With `--json`: where the query of each box looked")
                 .requires(&["json"]),
-            Argument::new("out", Kind::Path, "Draw the boxes to this file, SVG or PNG by its name").value("FILE"),
+            Argument::new("out", Kind::Path, "Save a picture of the boxes to this file (`.svg` or `.png`)")
+                .value("FILE"),
             Argument::new("json", Kind::Switch, "One JSON object for each image"),
         ],
     ),

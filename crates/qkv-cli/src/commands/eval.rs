@@ -73,7 +73,7 @@ fn evaluate_labels(args: &EvalArgs, model: &Path, data: &Path) -> Result<Option<
     }
     if !is_file && Evaluation::is_of_images(model)? {
         if adapter.is_some() {
-            return Err(Failure::new("`--adapter` is for encoders and text, not for models that look at images"));
+            return Err(Failure::new("`--adapter` works with encoders and language models, not with image models"));
         }
         input::check(data)?;
         let search = |own: &Search| args.search.apply_to(own, 1);
@@ -86,7 +86,7 @@ fn evaluate_labels(args: &EvalArgs, model: &Path, data: &Path) -> Result<Option<
     let decoder = is_file || qkv_models::kind(model)? == "gpt";
     if pairs || !decoder {
         return match adapter {
-            Some(_) => Err(Failure::new("`--adapter` is for encoders and text, not for translations")),
+            Some(_) => Err(Failure::new("`--adapter` works with encoders and language models, not with translators")),
             None => Ok(None),
         };
     }

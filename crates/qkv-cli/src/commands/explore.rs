@@ -101,7 +101,7 @@ fn models(args: &ExploreArgs) -> Result<Vec<ServedModel>, Failure> {
         let images = files(&args.images, |path| Image::open(path))?;
         let model = Observer::open(path)?.with_images(images)?.with_sounds(sounds)?;
         if model.lacks_sound() {
-            return Err(Failure::new(format!("the model in `{}` takes recordings", path.display()))
+            return Err(Failure::new(format!("the model in `{}` needs a recording", path.display()))
                 .hint("name one with `--audio FILE`"));
         }
         if model.lacks_image() {

@@ -167,7 +167,7 @@ impl GenerateSession<'_, '_> {
             let seconds = start.elapsed().as_secs_f64();
             note(format!("[{count} tokens in {seconds:.2} s: {:.1} tokens/s]", count as f64 / seconds.max(1e-9)));
         }
-        if failed == 0 { Ok(Status::Done) } else { Err(Failure::new(format!("{failed} lines were not read"))) }
+        if failed == 0 { Ok(Status::Done) } else { Err(Failure::new(format!("{failed} lines could not be read"))) }
     }
 
     /// Chats: one message from the command line, or each line as it is entered. A bad line is reported and skipped.
@@ -201,7 +201,7 @@ impl GenerateSession<'_, '_> {
             }
             messages.push(Message::new("assistant", text));
         }
-        if failed == 0 { Ok(()) } else { Err(Failure::new(format!("{failed} lines were not read"))) }
+        if failed == 0 { Ok(()) } else { Err(Failure::new(format!("{failed} lines could not be read"))) }
     }
 
     /// Writes the logits after every token of the prompt.

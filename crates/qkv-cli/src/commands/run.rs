@@ -152,7 +152,7 @@ fn warn_of_unknown_tensors(source: &Source) {
         source.names().into_iter().filter(|name| !known(name)).map(|name| format!("`{name}`")).collect();
     if !unknown.is_empty() {
         let (path, unknown) = (source.path().display(), unknown.join(", "));
-        note(format!("warning: `{path}`: ignored tensors, which `qkv run` does not know: {unknown}"));
+        note(format!("warning: `{path}`: ignoring unknown tensors: {unknown}"));
     }
 }
 

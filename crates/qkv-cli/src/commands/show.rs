@@ -100,7 +100,7 @@ fn only_line() -> Result<String, Failure> {
     match texts.len() {
         1 => Ok(texts.remove(0)),
         0 => Err(no_text()),
-        count => Err(Failure::new(format!("stdin has {count} lines, and a file shows one"))
+        count => Err(Failure::new(format!("stdin has {count} lines, but `--out` draws only one"))
             .hint("give one line, or draw in the terminal without `--out`")),
     }
 }

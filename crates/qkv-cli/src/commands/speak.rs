@@ -18,7 +18,7 @@ use std::io;
 use std::path::PathBuf;
 
 pub(super) const COMMAND: Command =
-    Command::new("speak", "Speak a text with a voice that was trained, and show its alignment", ARGUMENTS, |matches| {
+    Command::new("speak", "Speak a text with a trained voice, and show its alignment", ARGUMENTS, |matches| {
         Ok(Box::new(SpeakArgs::parse(matches)?))
     })
     .examples(&[
@@ -39,7 +39,7 @@ const ARGUMENTS: Arguments = &[
                 .positional()
                 .repeatable(),
             Argument::new("voice", Kind::Path, "Folder of a model of kind `voice`").value("DIR").required(),
-            Argument::new("iterations", Kind::Integer(0, 10_000), "Steps that make sound of the spectrogram")
+            Argument::new("iterations", Kind::Integer(0, 10_000), "Iterations that turn the spectrogram into sound")
                 .value("N")
                 .default("60"),
             Argument::new("seed", Kind::SEED, "Seed of the pre-net's dropout and of the first phases")
@@ -52,7 +52,7 @@ const ARGUMENTS: Arguments = &[
         &[
             Argument::new("out", Kind::Path, "Write the sound to this WAV file").value("FILE"),
             Argument::new("alignment", Kind::Switch, "Print the attention from times to letters"),
-            Argument::new("drawing", Kind::Path, "Draw it to this file, SVG or PNG by its name").value("FILE"),
+            Argument::new("drawing", Kind::Path, "Save a picture of it to this file (`.svg` or `.png`)").value("FILE"),
             Argument::new("json", Kind::Switch, "One JSON object for each sentence: letters, seconds, alignment"),
         ],
     ),
@@ -130,7 +130,7 @@ impl Run for SpeakArgs {
                 let speech = voice.speak(phrase, &self.options, &machine)?;
                 let seconds = speech.samples.len() as f64 / SAMPLE_RATE as f64;
                 if !speech.ended {
-                    note(format!("`{phrase}` had no end after {seconds:.1} seconds, and was cut off"));
+                    note(format!("`{phrase}` did not end within {seconds:.1} seconds and was cut off"));
                 }
                 if !samples.is_empty() {
                     samples.resize(samples.len() + (PAUSE * SAMPLE_RATE as f64) as usize, 0.0);

@@ -117,9 +117,10 @@ fn open(args: &TrainArgs, ranks: &Ranks) -> Result<train::Run, Failure> {
     if there != recipe {
         let (there, here) = (there.to_toml(), recipe.to_toml());
         let difference = there.lines().zip(here.lines()).find(|(there, here)| there != here);
-        let difference = difference.map_or(String::new(), |(there, here)| format!(": `{there}` there, `{here}` here"));
+        let difference =
+            difference.map_or(String::new(), |(there, here)| format!(": `{there}` in the run, `{here}` now"));
         let shown = folder.display();
-        return Err(Failure::new(format!("`{shown}` was started with another recipe{difference}"))
+        return Err(Failure::new(format!("`{shown}` was started with a different recipe{difference}"))
             .hint(format!("`qkv train --resume {shown}` continues with its own; `--set` changes a setting")));
     }
     let how = Resume { checkpoint: args.checkpoint, ..Resume::default() };
@@ -145,7 +146,7 @@ fn stop_flag() -> Result<Arc<AtomicBool>, Failure> {
         // The order matters: the shutdown must look at the flag before the same signal sets it.
         flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
-            .map_err(|error| Failure::new(format!("cannot listen to signals: {error}")))?;
+            .map_err(|error| Failure::new(format!("cannot install signal handlers: {error}")))?;
     }
     Ok(stop)
 }

@@ -22,7 +22,7 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 pub(super) const COMMAND: Command =
-    Command::new("transcribe", "Write what is said in a recording, with times", ARGUMENTS, |matches| {
+    Command::new("transcribe", "Transcribe recordings, with timestamps", ARGUMENTS, |matches| {
         TranscribeArgs::parse(matches).map(|args| Box::new(args) as Box<dyn Run>)
     })
     .examples(&[
@@ -43,7 +43,7 @@ const ARGUMENTS: Arguments = &[
                 .repeatable(),
             Argument::new("model", Kind::Path, "Whisper: a folder of CTranslate2 or Hugging Face, or a ggml file")
                 .value("PATH"),
-            Argument::new("format", Kind::Word, "What is written").default("text").values(&[
+            Argument::new("format", Kind::Word, "Output format").default("text").values(&[
                 ("text", "one line for each segment; with `--words`, `START⇥END⇥WORD` for each word"),
                 ("srt", "subtitles in SubRip; with `--words`, one for each word"),
                 ("vtt", "subtitles in WebVTT; with `--words`, one for each word"),
@@ -57,14 +57,14 @@ const ARGUMENTS: Arguments = &[
         &[
             Argument::new("language", Kind::Text, "Language of the recording, such as `zh`; detected by default")
                 .value("CODE"),
-            Argument::new("task", Kind::Word, "What is written")
+            Argument::new("task", Kind::Word, "Transcribe, or translate to English")
                 .default("transcribe")
                 .values(&[("transcribe", "what is said, in its language"), ("translate", "what is said, in English")]),
             Argument::new("beam", Kind::Integer(1, 64), "Width of the beam search; 1 is greedy")
                 .value("N")
                 .default("5"),
-            Argument::new("no-previous", Kind::Switch, "Read each window without the text before it"),
-            Argument::new("seed", Kind::SEED, "Seed of the samples that are drawn where a search fails")
+            Argument::new("no-previous", Kind::Switch, "Do not condition a window on the text before it"),
+            Argument::new("seed", Kind::SEED, "Seed for sampling, used if the beam search fails")
                 .value("N")
                 .default("1"),
         ],
@@ -127,7 +127,7 @@ impl Run for TranscribeArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             let Some(model) = &self.model else {
-                return Err(Failure::new("no model is named, and none is part of the program").hint(NO_MODEL));
+                return Err(Failure::new("no model was given, and none is built in").hint(NO_MODEL));
             };
             input::check(model)?;
             let recognizer = Recognizer::open(model)?;

@@ -27,13 +27,13 @@ for r, direction in enumerate(("forward", "backward")):
         place = lambda n: x0 + 14 + (W - 28) * ns.index(n) / max(1, len(ns) - 1)
         for n in ns:
             text(place(n), y0 + H + 15, f"{n:,}", 10, GREY, "middle")
-        for key, colour in (("torch", THEIRS), ("tflops", OURS)):
+        for key, color in (("torch", THEIRS), ("tflops", OURS)):
             for causal in (False, True):
                 some = sorted((row["n"], row[key]) for row in rows if row["direction"] == direction and row["d"] == d and row["causal"] == causal and key in row)
                 at = [(place(n), y0 + H - H * v / top) for n, v in some]
                 dash = ' stroke-dasharray="5 3"' if causal else ""
-                out.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
-                out.extend(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{colour}"/>' for x, y in at)
+                out.append(f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}" fill="none" stroke="{color}" stroke-width="2"{dash}/>')
+                out.extend(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{color}"/>' for x, y in at)
 y0 = TOP + 2 * (H + 52) + 4
 text(LEFT, y0 - 6, "decoding one token: GB/s of keys and values read (batch, query heads, key heads, keys; width 128)", 12, weight="bold")
 width = 3 * W + 2 * GAP
@@ -44,8 +44,8 @@ for t in range(0, 5001, 1000):
 for i, row in enumerate(row for row in rows if row["direction"] == "decode"):
     y = y0 + i * 26 + 3
     text(LEFT + 112, y + 13, f'{row["b"]}, {row["hq"]}, {row["hk"]}, {row["m"]:,}', 11, GREY, "end")
-    for k, (value, colour) in enumerate(((row["gbs"], OURS), (row["gbs"] * row["median_ms"] / row["torch_median_ms"] if row.get("torch_median_ms") else 0, THEIRS))):
-        out.append(f'<rect x="{LEFT + 120}" y="{y + k * 10}" width="{(width - 120) * value / 5000:.1f}" height="9" fill="{colour}"/>')
+    for k, (value, color) in enumerate(((row["gbs"], OURS), (row["gbs"] * row["median_ms"] / row["torch_median_ms"] if row.get("torch_median_ms") else 0, THEIRS))):
+        out.append(f'<rect x="{LEFT + 120}" y="{y + k * 10}" width="{(width - 120) * value / 5000:.1f}" height="9" fill="{color}"/>')
 full = (LEFT + width + 16, y0 + 6 * 26 + 26)
 open(sys.argv[2], "w").write(
     f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {full[0]} {full[1]}" font-family="system-ui, sans-serif">\n'

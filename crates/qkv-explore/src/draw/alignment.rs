@@ -26,7 +26,7 @@ pub(crate) const PLAIN: &str = "\x1b[0m";
 /// };
 /// assert_eq!(draw::alignment(&alignment, 80, false), "        早上 好\n   Good ░░░░ ██\nmorning ████ ▒▒\n");
 /// ```
-pub fn alignment(matrix: &Matrix, width: usize, colour: bool) -> String {
+pub fn alignment(matrix: &Matrix, width: usize, color: bool) -> String {
     let grid = Grid::of(matrix, LONGEST);
     let mut drawing = String::new();
     for (band, range) in grid.bands(width).into_iter().enumerate() {
@@ -35,7 +35,7 @@ pub fn alignment(matrix: &Matrix, width: usize, colour: bool) -> String {
         }
         grid.write(&mut drawing, matrix, range, |row, at| {
             let weight = matrix.weights[row].get(at).copied().unwrap_or(0.0);
-            let strong = colour && weight >= SHADES[3].0 && Some(at) == strongest(&matrix.weights[row]);
+            let strong = color && weight >= SHADES[3].0 && Some(at) == strongest(&matrix.weights[row]);
             Cell { shade: shade(weight), before: if strong { STRONG } else { "" }.into() }
         });
     }
@@ -170,9 +170,9 @@ mod tests {
 
     #[test]
     fn color_marks_the_largest_of_a_row_and_changes_nothing_else() {
-        let coloured = alignment(&example(), 80, true);
-        assert_eq!(coloured.matches(STRONG).count(), 5);
-        assert_eq!(coloured.replace(STRONG, "").replace(PLAIN, ""), alignment(&example(), 80, false));
+        let colored = alignment(&example(), 80, true);
+        assert_eq!(colored.matches(STRONG).count(), 5);
+        assert_eq!(colored.replace(STRONG, "").replace(PLAIN, ""), alignment(&example(), 80, false));
     }
 
     #[test]

@@ -11,7 +11,9 @@ impl Matrix {
     fn flat(&self) -> Result<Vec<u8>> {
         let [rows, columns] = [self.rows.len(), self.columns.len()];
         if self.weights.len() != rows || self.weights.iter().any(|row| row.len() != columns) {
-            return Err(Error::invalid(format!("the weights are not as many as their {rows} × {columns} labels")));
+            return Err(Error::invalid(format!(
+                "the number of weights does not match their {rows} × {columns} labels"
+            )));
         }
         Ok(self.weights.iter().flatten().flat_map(|weight| weight.to_le_bytes()).collect())
     }

@@ -7,7 +7,7 @@ use super::alignment::{PLAIN, push_line, shade};
 use super::letters::sanitized;
 use super::palette::{Palette, Theme};
 use super::scale::Scale;
-use super::terminal::Colours;
+use super::terminal::Colors;
 use qkv_models::{ReadSentence, Reading};
 use unicode_width::UnicodeWidthStr;
 
@@ -19,7 +19,7 @@ const PAINTED: f32 = 0.02;
 /// Draws a document for a terminal of `width` columns.
 ///
 /// ```
-/// use qkv_explore::draw::{Colours, document};
+/// use qkv_explore::draw::{Colors, document};
 /// use qkv_models::{ReadSentence, ReadWord, Reading};
 /// let word = |text: &str, weight| ReadWord { text: text.into(), weight };
 /// let read = Reading {
@@ -30,14 +30,14 @@ const PAINTED: f32 = 0.02;
 ///     ],
 ///     left_out: 0,
 /// };
-/// assert_eq!(document(&read, 80, Colours::None), "
+/// assert_eq!(document(&read, 80, Colors::None), "
 ///    0.200 A film.
 ///            ▒▒▒▒▒
 /// ██ 0.800 So good!
 ///             █████
 /// ".trim_start_matches('\n'));
 /// ```
-pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
+pub fn document(read: &Reading, width: usize, colors: Colors) -> String {
     let (strong_words, strong_sentences) = strengths(read);
     let of_words = Scale::Linear.over(strong_words.iter().flatten().copied());
     let of_sentences = Scale::Linear.over(strong_sentences.iter().copied());
@@ -45,10 +45,10 @@ pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
     let mut drawing = String::new();
     for (at, sentence) in read.sentences.iter().enumerate() {
         let place = of_sentences.place(strong_sentences[at]);
-        let painted = paint(place, colours);
+        let painted = paint(place, colors);
         let mark = match &painted {
             Some(before) => format!("{before}  {PLAIN}"),
-            None if coloured(colours) => "  ".into(),
+            None if colored(colors) => "  ".into(),
             None => shade(place).to_string().repeat(2),
         };
         let mut margin = format!("{mark} {:.3} ", sentence.weight);
@@ -56,12 +56,12 @@ pub fn document(read: &Reading, width: usize, colours: Colours) -> String {
         for (word, &strength) in sentence.words.iter().zip(&strong_words[at]) {
             let text = sanitized(&word.text);
             if line.columns > 0 && line.columns + 1 + text.width() > room {
-                line.write(&mut drawing, &margin, colours);
+                line.write(&mut drawing, &margin, colors);
                 (line, margin) = (Line::default(), " ".repeat(MARGIN));
             }
-            line.push(&text, of_words.place(strength), colours);
+            line.push(&text, of_words.place(strength), colors);
         }
-        line.write(&mut drawing, &margin, colours);
+        line.write(&mut drawing, &margin, colors);
     }
     if read.left_out > 0 {
         push_line(&mut drawing, &format!("{}{} more sentences were not read", " ".repeat(MARGIN), read.left_out));
@@ -81,13 +81,13 @@ pub(super) fn strengths(read: &Reading) -> (Vec<Vec<f32>>, Vec<f32>) {
     (read.sentences.iter().map(words).collect(), sentences)
 }
 
-fn coloured(colours: Colours) -> bool {
-    matches!(colours, Colours::Cube | Colours::All)
+fn colored(colors: Colors) -> bool {
+    matches!(colors, Colors::Cube | Colors::All)
 }
 
 /// ANSI background for a level; `None` without color or below the threshold.
-pub(super) fn paint(place: f32, colours: Colours) -> Option<String> {
-    colours.behind(Palette::Sea.colour(place, Theme::Dark)).filter(|_| place >= PAINTED)
+pub(super) fn paint(place: f32, colors: Colors) -> Option<String> {
+    colors.behind(Palette::Sea.color(place, Theme::Dark)).filter(|_| place >= PAINTED)
 }
 
 /// A line of words, and the line of shades below it.
@@ -99,17 +99,17 @@ struct Line {
 }
 
 impl Line {
-    fn push(&mut self, text: &str, place: f32, colours: Colours) {
+    fn push(&mut self, text: &str, place: f32, colors: Colors) {
         if self.columns > 0 {
             self.words.push(' ');
             self.shades.push(' ');
             self.columns += 1;
         }
-        match paint(place, colours) {
+        match paint(place, colors) {
             Some(before) => {
                 // Light text on dark backgrounds, dark text on light ones.
                 let ink = if place > 0.6 { [16, 18, 24] } else { [244, 246, 250] };
-                let ink = colours.before(ink).unwrap_or_default();
+                let ink = colors.before(ink).unwrap_or_default();
                 self.words += &format!("{before}{ink}{text}{PLAIN}");
             }
             None => self.words += text,
@@ -118,9 +118,9 @@ impl Line {
         self.columns += text.width();
     }
 
-    fn write(&self, drawing: &mut String, margin: &str, colours: Colours) {
+    fn write(&self, drawing: &mut String, margin: &str, colors: Colors) {
         push_line(drawing, &format!("{margin}{}", self.words));
-        if !coloured(colours) && !self.shades.trim().is_empty() {
+        if !colored(colors) && !self.shades.trim().is_empty() {
             push_line(drawing, &format!("{}{}", " ".repeat(MARGIN), self.shades));
         }
     }
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn long_sentences_wrap_and_shades_stay_under_their_words() {
-        let drawn = document(&read(), 40, Colours::None);
+        let drawn = document(&read(), 40, Colors::None);
         let lines: Vec<&str> = drawn.lines().collect();
         assert_eq!(lines[0], "   1.000 word0 word1 word2 word3 word4");
         let at = lines.iter().position(|line| line.contains("word7")).unwrap();
@@ -153,7 +153,7 @@ mod tests {
     fn colors_are_backgrounds_and_a_word_cannot_move_the_cursor() {
         let mut read = read();
         read.sentences[0].words[7].text = "a\x1b[2Jb".into();
-        let drawn = document(&read, 40, Colours::All);
+        let drawn = document(&read, 40, Colors::All);
         assert!(drawn.contains("\x1b[48;2;") && !drawn.contains("[2J\x1b") && !drawn.contains("\x1b[2J"), "{drawn:?}");
         assert!(!drawn.contains('█'));
     }

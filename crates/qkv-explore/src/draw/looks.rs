@@ -2,7 +2,7 @@
 //! objects.
 
 use super::letters::{fit_em, sanitized};
-use super::palette::Colour;
+use super::palette::Color;
 use super::shaded::{MARGIN, Shaded, Style, TITLE};
 use super::sheet::{Anchor, Mark};
 use qkv_models::image::Image;
@@ -24,7 +24,7 @@ const WHOLE: f64 = 480.0;
 const FINE: usize = 160;
 const STROKE: f64 = 2.0;
 /// Colors of classes, in order.
-const CLASSES: [Colour; 8] = [
+const CLASSES: [Color; 8] = [
     [214, 39, 40],
     [31, 119, 180],
     [44, 160, 44],
@@ -48,18 +48,18 @@ pub struct LabelledBox {
 
 /// An image as at most `cells` cells each way: their number down and across, their size in points, and the color of the
 /// pixel in the middle of each.
-fn cells(image: &Image, cells: usize, side: f64) -> ([usize; 2], f64, Vec<Colour>) {
+fn cells(image: &Image, cells: usize, side: f64) -> ([usize; 2], f64, Vec<Color>) {
     let (width, height) = (image.width(), image.height());
     let longest = width.max(height);
     let scaled = |edge: usize| (edge * cells.min(longest)).div_ceil(longest).max(1);
     let (rows, columns) = (scaled(height), scaled(width));
-    let colour = |at: usize| {
+    let color = |at: usize| {
         let (row, column) = (at / columns, at % columns);
         let (y, x) = ((2 * row + 1) * height / (2 * rows), (2 * column + 1) * width / (2 * columns));
         let pixel = &image.points()[(y * width + x) * image.channels()..][..image.channels()];
         if let [r, g, b] = *pixel { [r, g, b] } else { [pixel[0]; 3] }
     };
-    ([rows, columns], side / cells.min(longest) as f64, (0..rows * columns).map(colour).collect())
+    ([rows, columns], side / cells.min(longest) as f64, (0..rows * columns).map(color).collect())
 }
 
 impl Shaded {
@@ -90,7 +90,7 @@ impl Shaded {
             return Err(Error::invalid(format!("an image of {down} × {across} places has {} weights", weights.len())));
         }
         let Style { palette, theme, scale } = style;
-        let ([rows, columns], cell, colours) = cells(image, CELLS, MAP);
+        let ([rows, columns], cell, colors) = cells(image, CELLS, MAP);
         let (step_x, step_y) = (cell * columns as f64 + 14.0, cell * rows as f64 + UNDER + 8.0);
         let top = MARGIN + TITLE + 14.0;
         let shown = &maps[..maps.len().min(MOST_MAPS)];
@@ -99,24 +99,24 @@ impl Shaded {
         for (at, map) in plain.chain(shown.iter().map(Some)).enumerate() {
             let (left, above) = (MARGIN + step_x * (at % ACROSS) as f64, top + step_y * (at / ACROSS) as f64);
             let scaled = map.map(|(_, weights)| (weights, scale.over(weights.iter().copied())));
-            for (place, &colour) in colours.iter().enumerate() {
+            for (place, &color) in colors.iter().enumerate() {
                 let (row, column) = (place / columns, place % columns);
-                let colour = match &scaled {
-                    None => colour,
+                let color = match &scaled {
+                    None => color,
                     Some((weights, scaled)) => {
                         let weight = weights[(row * down / rows) * across + column * across / columns];
-                        let shade = palette.colour(scaled.place(weight), theme);
-                        let grey = colour.iter().map(|&c| f32::from(c)).sum::<f32>() / 3.0;
+                        let shade = palette.color(scaled.place(weight), theme);
+                        let grey = color.iter().map(|&c| f32::from(c)).sum::<f32>() / 3.0;
                         shade.map(|c| (COVER * f32::from(c) + (1.0 - COVER) * grey).round() as u8)
                     }
                 };
                 let (x, y) = (left + cell * column as f64, above + cell * row as f64);
-                marks.push(Mark::Box { x, y, width: cell, height: cell, colour });
+                marks.push(Mark::Box { x, y, width: cell, height: cell, color });
             }
             if let Some((label, _)) = map {
                 let text = fit_em(&sanitized(label), cell * columns as f64 / LABEL);
                 let (y, size, anchor, turn) = (above + cell * rows as f64 + LABEL + 3.0, LABEL, Anchor::Start, 0.0);
-                marks.push(Mark::Text { x: left, y, size, anchor, turn, colour: theme.ink(), text });
+                marks.push(Mark::Text { x: left, y, size, anchor, turn, color: theme.ink(), text });
             }
         }
         let lines = (shown.len() + 1).div_ceil(ACROSS) as f64;
@@ -126,13 +126,13 @@ impl Shaded {
 
     /// An image with labeled boxes.
     pub fn boxes(image: &Image, boxes: &[LabelledBox], title: &str, style: Style) -> Shaded {
-        let ([rows, columns], cell, colours) = cells(image, FINE, WHOLE);
+        let ([rows, columns], cell, colors) = cells(image, FINE, WHOLE);
         let top = MARGIN + TITLE + 14.0;
         let (wide, high) = (cell * columns as f64, cell * rows as f64);
-        let mut marks: Vec<Mark> = (colours.iter().enumerate())
-            .map(|(at, &colour)| {
+        let mut marks: Vec<Mark> = (colors.iter().enumerate())
+            .map(|(at, &color)| {
                 let (x, y) = (MARGIN + cell * (at % columns) as f64, top + cell * (at / columns) as f64);
-                Mark::Box { x, y, width: cell, height: cell, colour }
+                Mark::Box { x, y, width: cell, height: cell, color }
             })
             .collect();
         for LabelledBox { edges, class, label } in boxes {
@@ -140,7 +140,7 @@ impl Shaded {
                 edges.map(|edge| if edge.is_finite() { edge.clamp(0.0, 1.0) } else { 0.0 });
             let (left, right) = (MARGIN + left * wide, MARGIN + right * wide);
             let (above, below) = (top + above * high, top + below * high);
-            let colour = CLASSES[class % CLASSES.len()];
+            let color = CLASSES[class % CLASSES.len()];
             let (width, height) = ((right - left).max(STROKE), (below - above).max(STROKE));
             for [x, y, width, height] in [
                 [left, above, width, STROKE],
@@ -148,11 +148,11 @@ impl Shaded {
                 [left, above, STROKE, height],
                 [right - STROKE, above, STROKE, height],
             ] {
-                marks.push(Mark::Box { x, y, width, height, colour });
+                marks.push(Mark::Box { x, y, width, height, color });
             }
             let (y, size, anchor, turn) = ((above + LABEL + 2.0).min(top + high), LABEL, Anchor::Start, 0.0);
             let text = fit_em(&sanitized(label), (width / LABEL).max(6.0));
-            marks.push(Mark::Text { x: left + 4.0, y, size, anchor, turn, colour, text });
+            marks.push(Mark::Text { x: left + 4.0, y, size, anchor, turn, color, text });
         }
         Shaded::titled(title, marks, [2.0 * MARGIN + wide, top + high + MARGIN], style)
     }

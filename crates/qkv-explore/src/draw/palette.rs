@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Red, green and blue.
-pub type Colour = [u8; 3];
+pub type Color = [u8; 3];
 
 /// A color map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,9 +81,9 @@ impl Palette {
     ///
     /// ```
     /// use qkv_explore::draw::{Palette, Theme};
-    /// assert_eq!(Palette::Grey.colour(1.0, Theme::Light), [0x16, 0x16, 0x16]);
+    /// assert_eq!(Palette::Grey.color(1.0, Theme::Light), [0x16, 0x16, 0x16]);
     /// ```
-    pub fn colour(self, place: f32, theme: Theme) -> Colour {
+    pub fn color(self, place: f32, theme: Theme) -> Color {
         let at = theme as usize;
         let points: &[Point] = match self {
             Palette::Sea => &SEA[at],
@@ -98,14 +98,14 @@ impl Palette {
     }
 
     /// 256 colors, from level 0 to level 1.
-    pub fn colours(self, theme: Theme) -> [Colour; 256] {
-        std::array::from_fn(|level| self.colour(level as f32 / 255.0, theme))
+    pub fn colors(self, theme: Theme) -> [Color; 256] {
+        std::array::from_fn(|level| self.color(level as f32 / 255.0, theme))
     }
 }
 
 impl Theme {
     /// The background color.
-    pub fn paper(self) -> Colour {
+    pub fn paper(self) -> Color {
         match self {
             Theme::Light => [255, 255, 255],
             Theme::Dark => [22, 24, 29],
@@ -113,7 +113,7 @@ impl Theme {
     }
 
     /// The color of text.
-    pub fn ink(self) -> Colour {
+    pub fn ink(self) -> Color {
         match self {
             Theme::Light => [31, 41, 51],
             Theme::Dark => [230, 233, 239],
@@ -121,7 +121,7 @@ impl Theme {
     }
 
     /// The color of secondary text and lines.
-    pub fn quiet(self) -> Colour {
+    pub fn quiet(self) -> Color {
         match self {
             Theme::Light => [107, 117, 128],
             Theme::Dark => [150, 158, 170],
@@ -135,7 +135,7 @@ fn lab([lightness, chroma, hue]: Point) -> [f64; 3] {
 }
 
 /// From OKLab (Björn Ottosson 2020) to sRGB.
-fn rgb([l, a, b]: [f64; 3]) -> Colour {
+fn rgb([l, a, b]: [f64; 3]) -> Color {
     let x = (l + 0.396_337_777_4 * a + 0.215_803_757_3 * b).powi(3);
     let y = (l - 0.105_561_345_8 * a - 0.063_854_172_8 * b).powi(3);
     let z = (l - 0.089_484_177_5 * a - 1.291_485_548_0 * b).powi(3);
@@ -154,8 +154,8 @@ fn rgb([l, a, b]: [f64; 3]) -> Colour {
 mod tests {
     use super::*;
 
-    fn linear(colour: Colour) -> [f64; 3] {
-        colour.map(|x| {
+    fn linear(color: Color) -> [f64; 3] {
+        color.map(|x| {
             let x = f64::from(x) / 255.0;
             if x <= 0.040_45 { x / 12.92 } else { ((x + 0.055) / 1.055).powf(2.4) }
         })
@@ -183,8 +183,8 @@ mod tests {
             for theme in [Theme::Light, Theme::Dark] {
                 for cone in ["none", "red", "green", "blue"] {
                     let light = |at: usize| {
-                        let colour = linear(palette.colour(at as f32 / 32.0, theme));
-                        luminance(if cone == "none" { colour } else { seen_without(cone, colour) })
+                        let color = linear(palette.color(at as f32 / 32.0, theme));
+                        luminance(if cone == "none" { color } else { seen_without(cone, color) })
                     };
                     for at in 0..32 {
                         let falls = light(at + 1) < light(at);
@@ -199,8 +199,8 @@ mod tests {
     fn words_stand_out_from_the_paper() {
         for theme in [Theme::Light, Theme::Dark] {
             let paper = luminance(linear(theme.paper()));
-            for (colour, least) in [(theme.ink(), 7.0), (theme.quiet(), 4.5)] {
-                let words = luminance(linear(colour));
+            for (color, least) in [(theme.ink(), 7.0), (theme.quiet(), 4.5)] {
+                let words = luminance(linear(color));
                 let contrast = (paper.max(words) + 0.05) / (paper.min(words) + 0.05);
                 assert!(contrast >= least, "{theme:?}: {contrast}");
             }
@@ -212,7 +212,7 @@ mod tests {
         for (_, palette) in Palette::ALL {
             for theme in [Theme::Light, Theme::Dark] {
                 let paper = luminance(linear(theme.paper()));
-                let at = |place| (luminance(linear(palette.colour(place, theme))) - paper).abs();
+                let at = |place| (luminance(linear(palette.color(place, theme))) - paper).abs();
                 assert!(at(0.0) < 0.07 && at(1.0) > 0.6, "{palette:?} {theme:?}");
             }
         }

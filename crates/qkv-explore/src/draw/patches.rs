@@ -3,23 +3,23 @@
 use super::alignment::{PLAIN, push_line, shade};
 use super::document::paint;
 use super::scale::Scale;
-use super::terminal::Colours;
+use super::terminal::Colors;
 
 /// Draws the weights of patches in row-major order, `across` per row.
 ///
 /// ```
-/// use qkv_explore::draw::{Colours, patches};
-/// assert_eq!(patches(&[0.0, 0.1, 0.2, 0.7], 2, Colours::None), "  ░░\n▒▒██\n");
+/// use qkv_explore::draw::{Colors, patches};
+/// assert_eq!(patches(&[0.0, 0.1, 0.2, 0.7], 2, Colors::None), "  ░░\n▒▒██\n");
 /// ```
-pub fn patches(weights: &[f32], across: usize, colours: Colours) -> String {
+pub fn patches(weights: &[f32], across: usize, colors: Colors) -> String {
     let scaled = Scale::Linear.over(weights.iter().copied());
     let mut drawing = String::new();
     for row in weights.chunks(across.max(1)) {
         let cell = |&weight: &f32| {
             let place = scaled.place(weight);
-            match (paint(place, colours), colours) {
+            match (paint(place, colors), colors) {
                 (Some(before), _) => format!("{before}  {PLAIN}"),
-                (None, Colours::Cube | Colours::All) => "  ".into(),
+                (None, Colors::Cube | Colors::All) => "  ".into(),
                 (None, _) => shade(place).to_string().repeat(2),
             }
         };

@@ -72,7 +72,7 @@ impl Picture {
         }
         if weights.len() != rows.len() || weights.iter().any(|row| row.len() != columns.len()) {
             let (n, m) = (rows.len(), columns.len());
-            return Err(Error::invalid(format!("the weights are not as many as their {n} × {m} labels")));
+            return Err(Error::invalid(format!("the number of weights does not match their {n} × {m} labels")));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! boxes and are reported. Without any font a built-in stroke font draws ASCII.
 
 use super::fonts::{Fonts, Glyph, Pen};
-use super::palette::Colour;
+use super::palette::Color;
 use super::picture::Picture;
 use super::sheet::{Anchor, Mark, Sheet};
 use super::strokes::{THICK, UNIT, advance, strokes};
@@ -62,7 +62,7 @@ pub(super) fn of_sheet(sheet: &Sheet, magnified: f64, fonts: &Fonts) -> Result<P
         known: HashMap::new(),
         missing: BTreeSet::new(),
     };
-    sheet.marks.iter().for_each(|mark| canvas.draw(mark, &sheet.colours));
+    sheet.marks.iter().for_each(|mark| canvas.draw(mark, &sheet.colors));
     let bytes = canvas.encoded()?;
     Ok(Png { bytes, missing: canvas.missing.into_iter().collect() })
 }
@@ -91,17 +91,17 @@ impl Canvas<'_> {
         Ok(bytes)
     }
 
-    fn draw(&mut self, mark: &Mark, colours: &[Colour; 256]) {
+    fn draw(&mut self, mark: &Mark, colors: &[Color; 256]) {
         match mark {
-            Mark::Box { x, y, width, height, colour } => self.fill([*x, *y, x + width, y + height], *colour),
+            Mark::Box { x, y, width, height, color } => self.fill([*x, *y, x + width, y + height], *color),
             Mark::Cells { x, y, cell, gap, columns, levels } => {
                 for (at, &level) in levels.iter().enumerate() {
                     let (left, top) = (x + cell * (at % columns) as f64, y + cell * (at / columns) as f64);
                     let side = cell - gap;
-                    self.fill([left, top, left + side, top + side], colours[usize::from(level)]);
+                    self.fill([left, top, left + side, top + side], colors[usize::from(level)]);
                 }
             }
-            Mark::Text { x, y, size, anchor, turn, colour, text } => {
+            Mark::Text { x, y, size, anchor, turn, color, text } => {
                 let advances: Vec<f64> = text.chars().map(|c| self.advance(c) * size).collect();
                 let length: f64 = advances.iter().sum();
                 let mut along = match anchor {
@@ -119,7 +119,7 @@ impl Canvas<'_> {
                         cos,
                         zoom: self.zoom,
                     };
-                    self.letter(c, place, *colour);
+                    self.letter(c, place, *color);
                     along += advance;
                 }
             }
@@ -127,13 +127,13 @@ impl Canvas<'_> {
     }
 
     /// Fills a rectangle given by left, top, right and bottom, rounded to whole pixels.
-    fn fill(&mut self, edges: [f64; 4], colour: Colour) {
+    fn fill(&mut self, edges: [f64; 4], color: Color) {
         let [left, top, right, bottom] = edges.map(|edge| (edge * self.zoom).round().max(0.0) as usize);
         let (right, bottom) = (right.min(self.width), bottom.min(self.height));
         for y in top..bottom {
             let row = &mut self.points[3 * y * self.width..3 * (y + 1) * self.width];
             for point in row[3 * left.min(right)..3 * right].chunks_exact_mut(3) {
-                point.copy_from_slice(&colour);
+                point.copy_from_slice(&color);
             }
         }
     }
@@ -152,7 +152,7 @@ impl Canvas<'_> {
         }
     }
 
-    fn letter(&mut self, c: char, place: GlyphTransform, colour: Colour) {
+    fn letter(&mut self, c: char, place: GlyphTransform, color: Color) {
         let mut outline = Outline { place, lines: Vec::new() };
         match (self.glyph(c), strokes(c)) {
             (Some(glyph), _) => self.fonts.outline(glyph, &mut outline),
@@ -163,11 +163,11 @@ impl Canvas<'_> {
                 outline.hollow();
             }
         }
-        self.ink(&outline.lines, colour);
+        self.ink(&outline.lines, color);
     }
 
     /// Fills an outline with antialiasing.
-    fn ink(&mut self, lines: &[[Point2; 2]], colour: Colour) {
+    fn ink(&mut self, lines: &[[Point2; 2]], color: Color) {
         let ends = || lines.iter().flatten();
         let least = |by: fn(&Point2) -> f64| ends().map(by).fold(f64::INFINITY, f64::min).floor() - 1.0;
         let most = |by: fn(&Point2) -> f64| ends().map(by).fold(f64::NEG_INFINITY, f64::max).ceil() + 1.0;
@@ -187,7 +187,7 @@ impl Canvas<'_> {
                 return;
             }
             let at = 3 * (y as usize * self.width + x as usize);
-            for (point, ink) in points[at..at + 3].iter_mut().zip(colour) {
+            for (point, ink) in points[at..at + 3].iter_mut().zip(color) {
                 let mixed = f32::from(*point) + (f32::from(ink) - f32::from(*point)) * cover.min(1.0);
                 *point = mixed.round() as u8;
             }

@@ -4,7 +4,7 @@
 use super::document::strengths;
 use super::fonts::Fonts;
 use super::letters::{fit_em, sanitized, text_width};
-use super::palette::{Colour, Palette, Theme};
+use super::palette::{Color, Palette, Theme};
 use super::png::{self, Png};
 use super::scale::Scale;
 use super::sheet::{Anchor, Mark, Sheet};
@@ -69,15 +69,15 @@ impl Shaded {
         let sentences = scale.over(of_sentences.iter().copied());
         let mut marks = Vec::new();
         let mut y = MARGIN + TITLE + 14.0;
-        let text = |x: f64, y: f64, size: f64, colour: Colour, text: String| {
+        let text = |x: f64, y: f64, size: f64, color: Color, text: String| {
             let (anchor, turn) = (Anchor::Start, 0.0);
-            Mark::Text { x, y, size, anchor, turn, colour, text }
+            Mark::Text { x, y, size, anchor, turn, color, text }
         };
         for (at, sentence) in read.sentences.iter().enumerate() {
             let place = sentences.place(of_sentences[at]);
             if place >= PAINTED {
-                let colour = palette.colour(place, theme);
-                marks.push(Mark::Box { x: MARGIN, y: y + 2.0, width: 10.0, height: LINE - 4.0, colour });
+                let color = palette.color(place, theme);
+                marks.push(Mark::Box { x: MARGIN, y: y + 2.0, width: 10.0, height: LINE - 4.0, color });
             }
             let beside = format!("{:.3}", sentence.weight);
             marks.push(text(MARGIN + 15.0, y + LINE * 0.68, SHARE, theme.quiet(), beside));
@@ -92,9 +92,9 @@ impl Shaded {
                 let place = words.place(strength);
                 let mut ink = theme.ink();
                 if place >= PAINTED {
-                    let colour = palette.colour(place, theme);
-                    marks.push(Mark::Box { x: x - 2.0, y: y + 2.0, width: width + 4.0, height: LINE - 4.0, colour });
-                    ink = if is_light(colour) { [16, 18, 24] } else { [244, 246, 250] };
+                    let color = palette.color(place, theme);
+                    marks.push(Mark::Box { x: x - 2.0, y: y + 2.0, width: width + 4.0, height: LINE - 4.0, color });
+                    ink = if is_light(color) { [16, 18, 24] } else { [244, 246, 250] };
                 }
                 marks.push(text(x, y + LINE * 0.72, SIZE, ink, label));
                 x += width + SIZE * 0.4;
@@ -115,7 +115,7 @@ impl Shaded {
     /// If the form is not an image, or there is not one weight for each patch.
     pub fn image(form: &Form, weights: &[f32], title: &str, style: Style) -> Result<Shaded> {
         let Form::Image { grid: [down, across], width, height, points } = form else {
-            return Err(Error::invalid("the recording is of no image"));
+            return Err(Error::invalid("the recording is not of an image"));
         };
         if weights.len() != down * across || points.len() != 3 * width * height || points.is_empty() {
             return Err(Error::invalid(format!("an image of {down} × {across} patches has {} weights", weights.len())));
@@ -132,14 +132,14 @@ impl Shaded {
                 // The point in the middle of the cell, and the patch that it belongs to.
                 let (py, px) = ((2 * row + 1) * height / (2 * rows), (2 * column + 1) * width / (2 * columns));
                 let at = 3 * (py * width + px);
-                let colour = [points[at], points[at + 1], points[at + 2]];
+                let color = [points[at], points[at + 1], points[at + 2]];
                 let weight = weights[(py * down / height) * across + px * across / width];
-                let shade = palette.colour(scaled.place(weight), theme);
-                let grey = colour.iter().map(|&c| f32::from(c)).sum::<f32>() / 3.0;
+                let shade = palette.color(scaled.place(weight), theme);
+                let grey = color.iter().map(|&c| f32::from(c)).sum::<f32>() / 3.0;
                 let under = shade.map(|c| (COVER * f32::from(c) + (1.0 - COVER) * grey).round() as u8);
-                for (x, colour) in [(left, colour), (beside, under)] {
+                for (x, color) in [(left, color), (beside, under)] {
                     let (x, y) = (x + cell * column as f64, top + cell * row as f64);
-                    marks.push(Mark::Box { x, y, width: cell, height: cell, colour });
+                    marks.push(Mark::Box { x, y, width: cell, height: cell, color });
                 }
             }
         }
@@ -151,10 +151,10 @@ impl Shaded {
         let title = sanitized(title);
         let room = width - 2.0 * MARGIN;
         let shown = fit_em(&title, room / TITLE);
-        let (anchor, turn, colour) = (Anchor::Start, 0.0, style.theme.ink());
-        marks.push(Mark::Text { x: MARGIN, y: MARGIN + TITLE, size: TITLE, anchor, turn, colour, text: shown });
-        let (paper, colours) = (style.theme.paper(), style.palette.colours(style.theme));
-        Shaded { sheet: Sheet { width: width.ceil(), height: height.ceil(), paper, colours, marks }, title }
+        let (anchor, turn, color) = (Anchor::Start, 0.0, style.theme.ink());
+        marks.push(Mark::Text { x: MARGIN, y: MARGIN + TITLE, size: TITLE, anchor, turn, color, text: shown });
+        let (paper, colors) = (style.theme.paper(), style.palette.colors(style.theme));
+        Shaded { sheet: Sheet { width: width.ceil(), height: height.ceil(), paper, colors, marks }, title }
     }
 
     /// As SVG.
@@ -172,7 +172,7 @@ impl Shaded {
 }
 
 /// Whether dark text is legible on a color.
-fn is_light([r, g, b]: Colour) -> bool {
+fn is_light([r, g, b]: Color) -> bool {
     299 * u32::from(r) + 587 * u32::from(g) + 114 * u32::from(b) > 140_000
 }
 
@@ -205,12 +205,11 @@ mod tests {
     fn an_image_is_drawn_twice_with_a_box_for_each_cell() {
         let form = Form::Image { grid: [2, 2], width: 4, height: 4, points: vec![200; 48] };
         let shaded = Shaded::image(&form, &[0.1, 0.2, 0.3, 0.4], "seven 0.99", Style::default()).unwrap();
-        let boxes: Vec<Colour> = (shaded.sheet.marks.iter())
-            .filter_map(|mark| if let Mark::Box { colour, .. } = mark { Some(*colour) } else { None })
+        let boxes: Vec<Color> = (shaded.sheet.marks.iter())
+            .filter_map(|mark| if let Mark::Box { color, .. } = mark { Some(*color) } else { None })
             .collect();
         assert_eq!(boxes.len(), 2 * 16);
-        let under: std::collections::BTreeSet<Colour> =
-            boxes.into_iter().filter(|colour| *colour != [200; 3]).collect();
+        let under: std::collections::BTreeSet<Color> = boxes.into_iter().filter(|color| *color != [200; 3]).collect();
         assert_eq!(under.len(), 4, "four patches, four shades");
         assert!(Shaded::image(&form, &[0.1], "", Style::default()).is_err());
         let png = shaded.png(1.0, &Fonts::none()).unwrap();

@@ -2,7 +2,7 @@
 //! alike. Labels are placed by estimated text widths (`letters`), so that no two overlap.
 
 use super::letters::{fit_em, text_width};
-use super::palette::Colour;
+use super::palette::Color;
 use super::picture::{Picture, Pooled};
 use super::ticks::ticks;
 use qkv_models::Result;
@@ -39,11 +39,11 @@ pub(crate) enum Anchor {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Mark {
     /// A filled rectangle.
-    Box { x: f64, y: f64, width: f64, height: f64, colour: Colour },
+    Box { x: f64, y: f64, width: f64, height: f64, color: Color },
     /// Cells in row-major order, as indices into the colors of the sheet.
     Cells { x: f64, y: f64, cell: f64, gap: f64, columns: usize, levels: Vec<u8> },
     /// A line of text on its baseline, rotated about its anchor by degrees.
-    Text { x: f64, y: f64, size: f64, anchor: Anchor, turn: f64, colour: Colour, text: String },
+    Text { x: f64, y: f64, size: f64, anchor: Anchor, turn: f64, color: Color, text: String },
 }
 
 /// A picture after layout.
@@ -51,8 +51,8 @@ pub(crate) enum Mark {
 pub(crate) struct Sheet {
     pub width: f64,
     pub height: f64,
-    pub paper: Colour,
-    pub colours: [Colour; 256],
+    pub paper: Color,
+    pub colors: [Color; 256],
     pub marks: Vec<Mark>,
 }
 
@@ -99,13 +99,13 @@ impl Sheet {
         let title = picture.title.as_ref().map(|title| fit_em(title, LONGEST_TITLE / TITLE));
         let y0 = (MARGIN + if title.is_some() { TITLE + 14.0 } else { 0.0 } + above + 5.0).ceil();
         let (x1, y1) = (x0 + cell * columns as f64, y0 + cell * rows as f64);
-        let text = |x: f64, y: f64, size: f64, anchor: Anchor, turn: f64, colour: Colour, text: String| Mark::Text {
+        let text = |x: f64, y: f64, size: f64, anchor: Anchor, turn: f64, color: Color, text: String| Mark::Text {
             x,
             y,
             size,
             anchor,
             turn,
-            colour,
+            color,
             text,
         };
 
@@ -126,21 +126,21 @@ impl Sheet {
 
         let gap = if cell >= APART { 1.0 } else { 0.0 };
         // A frame, so that white cells have an edge on a white background.
-        let frame = |x, y, width, height| Mark::Box { x, y, width, height, colour: quiet };
+        let frame = |x, y, width, height| Mark::Box { x, y, width, height, color: quiet };
         marks.push(frame(x0 - 1.0 - gap, y0 - 1.0 - gap, x1 - x0 + 2.0 + gap, y1 - y0 + 2.0 + gap));
         let paper = picture.theme.paper();
-        marks.push(Mark::Box { x: x0 - gap, y: y0 - gap, width: x1 - x0 + gap, height: y1 - y0 + gap, colour: paper });
+        marks.push(Mark::Box { x: x0 - gap, y: y0 - gap, width: x1 - x0 + gap, height: y1 - y0 + gap, color: paper });
         let level = |&w: &f32| (255.0 * scaled.place(w)).round() as u8;
         let levels = pooled.matrix.weights.iter().flatten().map(level).collect();
         marks.push(Mark::Cells { x: x0, y: y0, cell, gap, columns, levels });
 
         // The color bar, from 1 at the top to 0.
-        let (bar, colours) = (x1 + 20.0, picture.palette.colours(picture.theme));
+        let (bar, colors) = (x1 + 20.0, picture.palette.colors(picture.theme));
         let [bar_width, bar_height] = BAR;
         marks.push(frame(bar - 1.0, y0 - 1.0, bar_width + 2.0, bar_height + 2.0));
         for step in 0..64usize {
             let (y, height) = (y0 + 2.0 * step as f64, 2.0);
-            marks.push(Mark::Box { x: bar, y, width: bar_width, height, colour: colours[255 - 4 * step] });
+            marks.push(Mark::Box { x: bar, y, width: bar_width, height, color: colors[255 - 4 * step] });
         }
         let mut ends = bar + bar_width;
         for (place, name) in ticks(&scaled) {
@@ -160,7 +160,7 @@ impl Sheet {
             marks.push(text(MARGIN, MARGIN + TITLE, TITLE, Anchor::Start, 0.0, ink, title));
         }
         let (width, height) = ((right.max(ends) + MARGIN).ceil(), (bottom + MARGIN - 8.0).ceil());
-        Ok(Sheet { width, height, paper, colours, marks })
+        Ok(Sheet { width, height, paper, colors, marks })
     }
 }
 

@@ -1,6 +1,6 @@
 //! A picture as SVG, without scripts and external references. The same picture gives the same bytes.
 
-use super::palette::Colour;
+use super::palette::Color;
 use super::picture::Picture;
 use super::sheet::{Anchor, Mark, Sheet};
 use qkv_models::Result;
@@ -45,19 +45,19 @@ fn write(svg: &mut String, sheet: &Sheet, title: Option<&str>) -> fmt::Result {
     writeln!(svg, r#"<rect width="{width}" height="{height}" fill="{}"/>"#, hex(sheet.paper))?;
     for mark in &sheet.marks {
         match mark {
-            Mark::Box { x, y, width, height, colour } => {
-                let colour = hex(*colour);
+            Mark::Box { x, y, width, height, color } => {
+                let color = hex(*color);
                 writeln!(
                     svg,
-                    r#"<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{colour}" shape-rendering="crispEdges"/>"#
+                    r#"<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{color}" shape-rendering="crispEdges"/>"#
                 )?;
             }
             Mark::Cells { x, y, cell, gap, columns, levels } => {
                 writeln!(svg, r#"<g transform="translate({x} {y})" shape-rendering="crispEdges">"#)?;
-                cells(svg, *cell, *gap, *columns, levels, &sheet.colours)?;
+                cells(svg, *cell, *gap, *columns, levels, &sheet.colors)?;
                 writeln!(svg, "</g>")?;
             }
-            Mark::Text { x, y, size, anchor, turn, colour, text } => {
+            Mark::Text { x, y, size, anchor, turn, color, text } => {
                 let anchor = match anchor {
                     Anchor::Start => "",
                     Anchor::Middle => r#" text-anchor="middle""#,
@@ -65,10 +65,10 @@ fn write(svg: &mut String, sheet: &Sheet, title: Option<&str>) -> fmt::Result {
                 };
                 let turn =
                     if *turn == 0.0 { String::new() } else { format!(r#" transform="rotate({turn} {x:.1} {y:.1})""#) };
-                let (colour, text) = (hex(*colour), escaped(text));
+                let (color, text) = (hex(*color), escaped(text));
                 writeln!(
                     svg,
-                    r#"<text x="{x:.1}" y="{y:.1}" font-size="{size:.1}" fill="{colour}"{anchor}{turn}>{text}</text>"#
+                    r#"<text x="{x:.1}" y="{y:.1}" font-size="{size:.1}" fill="{color}"{anchor}{turn}>{text}</text>"#
                 )?;
             }
         }
@@ -77,7 +77,7 @@ fn write(svg: &mut String, sheet: &Sheet, title: Option<&str>) -> fmt::Result {
 }
 
 /// One path per color. Adjacent cells are merged where there is no gap.
-fn cells(svg: &mut String, cell: f64, gap: f64, columns: usize, levels: &[u8], colours: &[Colour; 256]) -> fmt::Result {
+fn cells(svg: &mut String, cell: f64, gap: f64, columns: usize, levels: &[u8], colors: &[Color; 256]) -> fmt::Result {
     let mut paths: Vec<String> = vec![String::new(); 256];
     let (side, columns) = (cell - gap, columns.max(1));
     for (row, line) in levels.chunks(columns).enumerate() {
@@ -91,12 +91,12 @@ fn cells(svg: &mut String, cell: f64, gap: f64, columns: usize, levels: &[u8], c
         }
     }
     for (level, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
-        writeln!(svg, r#"<path fill="{}" d="{path}"/>"#, hex(colours[level]))?;
+        writeln!(svg, r#"<path fill="{}" d="{path}"/>"#, hex(colors[level]))?;
     }
     Ok(())
 }
 
-fn hex([r, g, b]: Colour) -> String {
+fn hex([r, g, b]: Color) -> String {
     format!("#{r:02x}{g:02x}{b:02x}")
 }
 

@@ -3,7 +3,7 @@
 
 use super::alignment::{Cell, Grid, LONGEST, PLAIN, SHADES, STRONG, push_line, strongest};
 use super::letters::fit_columns;
-use super::palette::{Colour, Theme};
+use super::palette::{Color, Theme};
 use super::picture::{Picture, Pooled};
 use super::scale::{Scale, Scaled};
 use super::ticks::number;
@@ -24,7 +24,7 @@ const STRIP: usize = 24;
 
 /// Color support of a terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Colours {
+pub enum Colors {
     /// None: weights are drawn as shades.
     #[default]
     None,
@@ -36,33 +36,33 @@ pub enum Colours {
     All,
 }
 
-impl Colours {
+impl Colors {
     /// ANSI sequence for a background; `None` with too few colors.
-    pub(crate) fn behind(self, [r, g, b]: Colour) -> Option<String> {
+    pub(crate) fn behind(self, [r, g, b]: Color) -> Option<String> {
         match self {
-            Colours::None | Colours::Few => None,
-            Colours::Cube => Some(format!("\x1b[48;5;{}m", cube([r, g, b]))),
-            Colours::All => Some(format!("\x1b[48;2;{r};{g};{b}m")),
+            Colors::None | Colors::Few => None,
+            Colors::Cube => Some(format!("\x1b[48;5;{}m", cube([r, g, b]))),
+            Colors::All => Some(format!("\x1b[48;2;{r};{g};{b}m")),
         }
     }
 
-    pub(crate) fn before(self, [r, g, b]: Colour) -> Option<String> {
+    pub(crate) fn before(self, [r, g, b]: Color) -> Option<String> {
         match self {
-            Colours::None | Colours::Few => None,
-            Colours::Cube => Some(format!("\x1b[38;5;{}m", cube([r, g, b]))),
-            Colours::All => Some(format!("\x1b[38;2;{r};{g};{b}m")),
+            Colors::None | Colors::Few => None,
+            Colors::Cube => Some(format!("\x1b[38;5;{}m", cube([r, g, b]))),
+            Colors::All => Some(format!("\x1b[38;2;{r};{g};{b}m")),
         }
     }
 }
 
 /// The nearest of the 256 colors, from the cube or the grays.
-fn cube(colour: Colour) -> usize {
+fn cube(color: Color) -> usize {
     const LEVELS: [u8; 6] = [0, 95, 135, 175, 215, 255];
     let nearest = |x: u8| (0..6).min_by_key(|&at| LEVELS[at].abs_diff(x)).unwrap_or(0);
-    let [r, g, b] = colour.map(nearest);
-    let mean = colour.iter().map(|&x| usize::from(x)).sum::<usize>() / 3;
+    let [r, g, b] = color.map(nearest);
+    let mean = color.iter().map(|&x| usize::from(x)).sum::<usize>() / 3;
     let grey = (mean.saturating_sub(3) / 10).min(23);
-    let away = |other: Colour| (0..3).map(|i| usize::from(colour[i].abs_diff(other[i])).pow(2)).sum::<usize>();
+    let away = |other: Color| (0..3).map(|i| usize::from(color[i].abs_diff(other[i])).pow(2)).sum::<usize>();
     let of_grey = [8 + 10 * grey as u8; 3];
     match away(of_grey) < away([LEVELS[r], LEVELS[g], LEVELS[b]]) {
         true => 232 + grey,
@@ -74,13 +74,13 @@ impl Picture {
     /// Draws the picture for a terminal of `width` columns. Colors are those of the dark theme.
     ///
     /// ```
-    /// use qkv_explore::{Matrix, draw::{Colours, Picture}};
+    /// use qkv_explore::{Matrix, draw::{Colors, Picture}};
     /// let matrix = Matrix {
     ///     rows: ["Good", "morning"].map(String::from).to_vec(),
     ///     columns: ["早上", "好"].map(String::from).to_vec(),
     ///     weights: vec![vec![0.05, 0.45], vec![0.5, 0.1]],
     /// };
-    /// let drawn = Picture::from(matrix).terminal(80, Colours::None);
+    /// let drawn = Picture::from(matrix).terminal(80, Colors::None);
     /// assert_eq!(drawn, "
     ///         早上 好
     ///    Good ░░░░ ██
@@ -89,27 +89,27 @@ impl Picture {
     /// ░ 0.025  ▒ 0.075  ▓ 0.17  █ 0.30  largest 0.50
     /// ".trim_start_matches('\n'));
     /// ```
-    pub fn terminal(&self, width: usize, colours: Colours) -> String {
+    pub fn terminal(&self, width: usize, colors: Colors) -> String {
         if self.check().is_err() {
             return String::new();
         }
         let scaled = self.scaled();
         let mut drawing = String::new();
         match self.grid(width) {
-            None => self.map(&mut drawing, &scaled, width, colours),
+            None => self.map(&mut drawing, &scaled, width, colors),
             Some((grid, bands)) => {
                 for (band, range) in bands.into_iter().enumerate() {
                     if band > 0 {
                         drawing.push('\n');
                     }
                     grid.write(&mut drawing, &self.matrix, range, |row, at| {
-                        self.cell(&scaled, &self.matrix.weights[row], at, colours)
+                        self.cell(&scaled, &self.matrix.weights[row], at, colors)
                     });
                 }
             }
         }
         drawing.push('\n');
-        push_line(&mut drawing, &self.legend(&scaled, colours));
+        push_line(&mut drawing, &self.legend(&scaled, colors));
         drawing
     }
 
@@ -125,17 +125,17 @@ impl Picture {
         })
     }
 
-    fn painted(&self, place: f32) -> Colour {
-        self.palette.colour(place, Theme::Dark)
+    fn painted(&self, place: f32) -> Color {
+        self.palette.color(place, Theme::Dark)
     }
 
-    fn cell(&self, scaled: &Scaled, row: &[f32], at: usize, colours: Colours) -> Cell {
+    fn cell(&self, scaled: &Scaled, row: &[f32], at: usize, colors: Colors) -> Cell {
         let place = scaled.place(row[at]);
-        let behind = colours.behind(self.painted(place)).filter(|_| place >= PAINTED);
-        match (colours, behind) {
+        let behind = colors.behind(self.painted(place)).filter(|_| place >= PAINTED);
+        match (colors, behind) {
             (_, Some(before)) => Cell { shade: ' ', before },
-            (Colours::Cube | Colours::All, None) => Cell { shade: ' ', before: String::new() },
-            (Colours::Few, _) if strongest(row) == Some(at) && place >= shades(scaled)[3].0 => {
+            (Colors::Cube | Colors::All, None) => Cell { shade: ' ', before: String::new() },
+            (Colors::Few, _) if strongest(row) == Some(at) && place >= shades(scaled)[3].0 => {
                 Cell { shade: shade(scaled, place), before: STRONG.into() }
             }
             _ => Cell { shade: shade(scaled, place), before: String::new() },
@@ -143,8 +143,8 @@ impl Picture {
     }
 
     /// A pooled map: one character per cell, or per two cells above each other with color; some rows are labeled.
-    fn map(&self, drawing: &mut String, scaled: &Scaled, width: usize, colours: Colours) {
-        let high = if matches!(colours, Colours::Cube | Colours::All) { 2 } else { 1 };
+    fn map(&self, drawing: &mut String, scaled: &Scaled, width: usize, colors: Colors) {
+        let high = if matches!(colors, Colors::Cube | Colors::All) { 2 } else { 1 };
         let widest = self.matrix.rows.iter().map(|row| fit_columns(row, LONGEST).width()).max().unwrap_or(0);
         let label = widest.min(width / 4);
         let room = width.saturating_sub(label + 1).max(8);
@@ -163,8 +163,8 @@ impl Picture {
                     1 => line.push(shade(scaled, place(first, at))),
                     _ => {
                         let [upper, lower] = [first, first + 1].map(|row| self.painted(place(row, at)));
-                        line.extend(colours.before(upper));
-                        line.extend(colours.behind(lower));
+                        line.extend(colors.before(upper));
+                        line.extend(colors.behind(lower));
                         line.push('▀');
                     }
                 }
@@ -188,19 +188,19 @@ impl Picture {
     }
 
     /// The legend of shades or colors.
-    fn legend(&self, scaled: &Scaled, colours: Colours) -> String {
+    fn legend(&self, scaled: &Scaled, colors: Colors) -> String {
         let written = |weight: f32| {
             let weight = f64::from(weight);
             // Two significant digits.
             number(weight, 10f64.powf(weight.log10().floor() - 1.0))
         };
         let (largest, name) = (written(scaled.largest()), name(scaled));
-        if let Colours::None | Colours::Few = colours {
+        if let Colors::None | Colors::Few = colors {
             let shades =
                 shades(scaled).iter().rev().map(|&(least, shade)| format!("{shade} {}", written(scaled.weight(least))));
             return format!("{}  largest {largest}{name}", shades.collect::<Vec<_>>().join("  "));
         }
-        let step = |at: usize| colours.behind(self.painted(at as f32 / (STRIP - 1) as f32)).unwrap_or_default() + " ";
+        let step = |at: usize| colors.behind(self.painted(at as f32 / (STRIP - 1) as f32)).unwrap_or_default() + " ";
         let strip: String = (0..STRIP).map(step).collect();
         let least = match scaled.scale() {
             Scale::Linear => "0".into(),

@@ -43,9 +43,9 @@ fn png(bytes: &[u8]) -> Result<Image, String> {
     let (width, height) = (reader.info().width as usize, reader.info().height as usize);
     Image::fits(width, height)?;
     // The decoder assumes a palette of whole colors, at most 256 of them.
-    let colours = reader.info().palette.as_ref().map_or(0, |palette| palette.len());
-    if !colours.is_multiple_of(3) || colours > 3 * 256 {
-        return Err(format!("the PNG is broken: its palette has {colours} bytes"));
+    let colors = reader.info().palette.as_ref().map_or(0, |palette| palette.len());
+    if !colors.is_multiple_of(3) || colors > 3 * 256 {
+        return Err(format!("the PNG is broken: its palette has {colors} bytes"));
     }
     let size = reader.output_buffer_size().ok_or("it is too large")?;
     let mut points = vec![0; size];
@@ -105,24 +105,24 @@ fn jpeg(bytes: &[u8]) -> Result<Image, String> {
         error => format!("the JPEG is broken: {}", format!("{error:?}").trim_matches(['"', '\n'])),
     };
     // The decoder's own size limits are lifted: `fits` checks the size in the header.
-    let options = |colours| {
+    let options = |colors| {
         DecoderOptions::default()
             .set_max_width(usize::from(u16::MAX))
             .set_max_height(usize::from(u16::MAX))
             .set_strict_mode(true)
             .jpeg_set_max_scans(SCANS)
-            .jpeg_set_out_colorspace(colours)
+            .jpeg_set_out_colorspace(colors)
     };
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options(ColorSpace::RGB));
     decoder.decode_headers().map_err(wrong)?;
     let info = decoder.info().ok_or("it has no header")?;
     let (width, height) = (usize::from(info.width), usize::from(info.height));
     Image::fits(width, height)?;
-    let (channels, colours) = match info.components {
+    let (channels, colors) = match info.components {
         1 => (1, ColorSpace::Luma),
         _ => (3, ColorSpace::RGB),
     };
-    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options(colours));
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options(colors));
     let points = decoder.decode().map_err(wrong)?;
     // A truncated file has no end marker; its missing rows would be gray.
     if !bytes.windows(2).any(|two| two == [0xff, 0xd9]) {

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grey_that_becomes_colour_after_it_is_small_is_the_same() {
+    fn grey_that_becomes_color_after_it_is_small_is_the_same() {
         let grey = Image::new(9, 7, 1, (0..63).map(|x| (x * 37) as u8).collect()).unwrap();
         for image in [grey.in_channels(3), grey] {
             for channels in [1, 3] {

@@ -87,18 +87,18 @@ fn draw(rows: &[(usize, [f64; SCORES.len()])]) -> Result<String, std::fmt::Error
     let (count, errors) = rows[rows.len() - 1];
     let rate = |at: usize| errors[0] * (count as f64 / rows[at].0 as f64).sqrt();
     writeln!(svg, r##"<polyline points="{}" fill="none" stroke="#9aa5b1" stroke-dasharray="5 4"/>"##, line(&rate))?;
-    for (of, (_, colour)) in SCORES.into_iter().enumerate() {
+    for (of, (_, color)) in SCORES.into_iter().enumerate() {
         let points = line(&|at| rows[at].1[of]);
-        writeln!(svg, r##"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>"##)?;
+        writeln!(svg, r##"<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>"##)?;
         for (count, errors) in rows {
-            writeln!(svg, r##"<circle cx="{:.1}" cy="{:.1}" r="3.5" fill="{colour}"/>"##, x(*count), y(errors[of]))?;
+            writeln!(svg, r##"<circle cx="{:.1}" cy="{:.1}" r="3.5" fill="{color}"/>"##, x(*count), y(errors[of]))?;
         }
     }
     // The legend, in the corner that falling lines leave free.
     let (from, to, text) = (left + 16.0, left + 44.0, left + 52.0);
     let mut at = bottom - 76.0;
-    for (size, colour) in SCORES.into_iter().rev() {
-        writeln!(svg, r##"<line x1="{from}" y1="{at}" x2="{to}" y2="{at}" stroke="{colour}" stroke-width="2"/>"##)?;
+    for (size, color) in SCORES.into_iter().rev() {
+        writeln!(svg, r##"<line x1="{from}" y1="{at}" x2="{to}" y2="{at}" stroke="{color}" stroke-width="2"/>"##)?;
         writeln!(svg, r##"<text x="{text}" y="{}">scores q·k/√d of size {size}</text>"##, at + 4.5)?;
         at += 20.0;
     }

@@ -100,7 +100,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             )
             .value("N")
             .requires(&["train", "ranks"]),
-            Argument::new("rank-way", Kind::Word, "Divide attention in this way alone; all of them by default")
+            Argument::new("rank-way", Kind::Word, "Divide attention only in this way; in every way by default")
                 .values(&[
                     ("heads", "by heads"),
                     ("gathered", "by rows, keys gathered"),
@@ -113,7 +113,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .default("1.2"),
             Argument::new("against", Kind::Word, "Measure another library in alternating rounds")
                 .values(&[("torch", "PyTorch's `scaled_dot_product_attention`, in the Python of `--python`")]),
-            Argument::new("python", Kind::Path, "Python that has PyTorch")
+            Argument::new("python", Kind::Path, "Python interpreter that has PyTorch")
                 .value("PATH")
                 .default("python3")
                 .requires(&["against"]),

@@ -16,7 +16,7 @@ pub(super) fn running(python: &Path, script: &str) -> Command {
 /// The failure of a Python that could not be started.
 pub(super) fn not_started(python: &Path, error: &std::io::Error) -> Failure {
     Failure::in_file(python, format!("cannot start this Python: {error}"))
-        .hint("`--python PATH` names the one that has PyTorch")
+        .hint("select a Python that has PyTorch with `--python PATH`")
 }
 
 /// The failure that an answer reports, if any.
@@ -24,7 +24,7 @@ pub(super) fn refused(python: &Path, answer: &Value) -> Option<Failure> {
     let error = answer["error"].as_str()?;
     Some(match answer["missing"].as_bool() {
         Some(true) => Failure::in_file(python, format!("this Python has no PyTorch: {error}"))
-            .hint("`--python PATH` names the one that has, such as that of a virtual environment"),
+            .hint("select one that has it with `--python PATH`, such as that of a virtual environment"),
         _ => Failure::in_file(python, format!("PyTorch failed: {error}")),
     })
 }

@@ -140,7 +140,7 @@ impl TorchProcess {
 
     fn unexpected(&self, answer: &str) -> Failure {
         Failure::in_file(&self.python, format!("unexpected answer of this Python: {}", cut(answer)))
-            .hint("is it a Python that prints nothing of its own at startup?")
+            .hint("does this Python print something at startup?")
     }
 }
 

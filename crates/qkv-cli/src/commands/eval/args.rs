@@ -38,9 +38,9 @@ pub(crate) const ARGUMENTS: Arguments = &[
     (
         "Scores",
         &[
-            Argument::new("tokenize", Kind::Word, "Tokenization of BLEU, by the names of sacrebleu")
+            Argument::new("tokenize", Kind::Word, "Tokenizer for BLEU, as named by sacrebleu")
                 .values(&[
-                    ("13a", "as at the WMT conferences"),
+                    ("13a", "the standard of WMT"),
                     ("zh", "every Chinese character is a token"),
                     ("intl", "every punctuation mark and symbol of Unicode is a token"),
                     ("char", "every character is a token"),

@@ -28,7 +28,7 @@ pub(super) fn to_text(found: &Evaluation) -> String {
             let [precision, recall] = found.precision_recall.unwrap_or_default();
             let (f1, right) = (found.f1.unwrap_or(0.0), found.accuracy.unwrap_or(0.0));
             text += &format!("entity F1 = {f1:.2} (precision {precision:.2}, recall {recall:.2})\n");
-            text += &format!("tags right = {right:.2} % ({} sentences)\n", found.items);
+            text += &format!("tag accuracy = {right:.2} % ({} sentences)\n", found.items);
         }
         "classes" => {
             let (accuracy, f1) = (found.accuracy.unwrap_or(0.0), found.f1.unwrap_or(0.0));

@@ -27,7 +27,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .repeatable()
                 .requires(&["model"])
                 .conflicts(&["text"]),
-            Argument::new("audio", Kind::Path, "Let a Whisper model hear this recording, its first 30 seconds")
+            Argument::new("audio", Kind::Path, "Run a Whisper model on the first 30 seconds of this recording")
                 .value("FILE")
                 .repeatable()
                 .requires(&["model"])
@@ -42,7 +42,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .value("FILE")
                 .requires(&["recording"]),
             Argument::new("sequence", Kind::SEED, "Sequence of the recording's batch, from 0").value("N").default("0"),
-            Argument::new("causal", Kind::Switch, "The recorded attention was causal, where its file does not tell")
+            Argument::new("causal", Kind::Switch, "Treat the recorded attention as causal if its file does not say")
                 .requires(&["recording"]),
         ],
     ),

@@ -23,7 +23,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .required(),
             ADAPTER,
             Argument::new("input", Kind::Path, "Read the prompt from this file").value("FILE"),
-            Argument::new("each-line", Kind::Switch, "Each line of `--input` or stdin is a prompt of its own")
+            Argument::new("each-line", Kind::Switch, "Treat each line of `--input` or stdin as a prompt")
                 .requires(&["json"])
                 .conflicts(&["text", "chat"]),
             Argument::new(
@@ -58,7 +58,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
         &[
             Argument::new("echo", Kind::Switch, "Print the prompt too").conflicts(&["chat"]),
             Argument::new("quiet", Kind::Switch, "Do not print the speed to stderr"),
-            Argument::new("stats", Kind::Switch, "Print where the time of a token went to stderr"),
+            Argument::new("stats", Kind::Switch, "Print a breakdown of the time per token to stderr"),
             Argument::new("json", Kind::Switch, "Print one JSON object for each answer, once it is complete"),
             Argument::new(
                 "scores",

@@ -28,7 +28,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
         ],
     ),
     (
-        "Score: how alike a query and a key are",
+        "Score: similarity of a query and a key",
         &[
             Argument::new("score", Kind::Word, "Score function").default("scaled-dot").values(&[
                 ("dot", "q·k"),
@@ -162,10 +162,13 @@ pub(crate) const ARGUMENTS: Arguments = &[
             .value("N"),
             RANKS,
             Argument::new("rank-way", Kind::Word, "How a call is divided over ranks").default("auto").values(&[
-                ("auto", "`heads` where each rank gets a key head and nothing depends on its number, else `gathered`"),
-                ("heads", "each rank computes all rows of some heads (all-to-all); the bits of one process"),
-                ("gathered", "each rank gets all keys and values, and computes some rows; the bits of one process"),
-                ("ring", "keys and values travel around, for those that do not fit one rank; equal to rounding"),
+                ("auto", "`heads` if each rank gets a key head and nothing depends on its index, else `gathered`"),
+                ("heads", "each rank computes all rows of some heads (all-to-all); bit-identical to one process"),
+                (
+                    "gathered",
+                    "each rank gets all keys and values, and computes some rows; bit-identical to one process",
+                ),
+                ("ring", "keys and values circulate, for those too large for one rank; equal up to rounding"),
             ]),
             RANK_TIMEOUT,
             Argument::new(
@@ -185,7 +188,7 @@ pub(crate) const INPUTS: &[TensorRow] = &[
     ("q", "[B, Hq, N, D]", "queries"),
     ("k", "[B, Hk, M, Dk]", "keys; Hk divides Hq, and Dk = D unless the score is general or additive"),
     ("v", "[B, Hk, M, Dv]", "values"),
-    ("d_out", "[B, Hq, N, Dv]", "gradient of `out`; turns the backward pass on"),
+    ("d_out", "[B, Hq, N, Dv]", "gradient of `out`; enables the backward pass"),
     ("d_lse", "[B, Hq, N]", "gradient of `lse`, for losses that use it; requires `d_out`"),
     ("d_log_prob", "[B, Hq, N]", "gradient of `log_prob`, for REINFORCE; requires `d_out`"),
     ("bias", "1 to 4 axes", "added to the scores; broadcasts to [B, Hq, N, M] as in NumPy"),

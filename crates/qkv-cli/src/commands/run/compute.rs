@@ -84,8 +84,8 @@ where
             computed
         }
         Engine::Cuda | Engine::Reference if !alone => {
-            let what = format!("`{}` runs in one process, and not on {} ranks", engine.name(), division.ranks.size());
-            return Err(Failure::new(what).hint("leave out `--engine`, `--device` or the ranks"));
+            let what = format!("`{}` runs in one process, not on {} ranks", engine.name(), division.ranks.size());
+            return Err(Failure::new(what).hint("leave out `--engine` or `--device`, or run without ranks"));
         }
         Engine::Cuda => on_device(call, tiles)?,
         // The library picks the engine for the score.

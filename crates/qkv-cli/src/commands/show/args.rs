@@ -35,7 +35,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .value("N")
                 .default("0")
                 .requires(&["recording"]),
-            Argument::new("causal", Kind::Switch, "The recorded attention was causal, where its file does not tell")
+            Argument::new("causal", Kind::Switch, "Treat the recorded attention as causal if its file does not say")
                 .requires(&["recording"]),
             Argument::new("target", Kind::Text, "Force this translation instead of the model's own").value("TEXT"),
         ],

@@ -107,7 +107,7 @@ impl SelectedAttention {
     pub fn weights(&self) -> Result<&Matrix, Failure> {
         match self.each {
             1 => Ok(&self.matrix),
-            _ => Err(Failure::new(format!("more than {MOST} weights are only drawn, not listed"))
+            _ => Err(Failure::new(format!("more than {MOST} weights can be drawn but not listed"))
                 .hint("draw a picture: in the terminal, or as `.svg` or `.png`")),
         }
     }

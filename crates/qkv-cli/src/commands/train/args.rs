@@ -12,7 +12,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
     (
         "Run",
         &[
-            Argument::new("recipe", Kind::Path, "Recipe, a TOML file; with `--resume`, or the folder of a run")
+            Argument::new("recipe", Kind::Path, "Recipe, a TOML file; with `--resume`, also the folder of a run")
                 .value("RECIPE")
                 .positional()
                 .required(),
@@ -32,7 +32,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new(
                 "dry-run",
                 Kind::Switch,
-                "Print data, model and what of `model.from` is used, added and left out; train nothing",
+                "Print data, model and which weights of `model.from` are used, added or left out; do not train",
             )
             .conflicts(&["resume", "out"]),
             Argument::new(

@@ -108,7 +108,7 @@ fn a_run_goes_on_only_with_its_own_recipe() {
     folder.qkv("train tiny.toml --quiet --set train.steps=4").well();
     folder
         .qkv("train tiny.toml --resume")
-        .fails(&["was started with another recipe", "`steps = 4` there, `steps = 40` here"]);
+        .fails(&["was started with a different recipe", "`steps = 4` there, `steps = 40` here"]);
     folder.qkv("train --resume runs/tiny --out b").fails(&["`--out` cannot be used with the folder of a run"]);
     folder.qkv("train --resume runs/none").fails(&["cannot open `runs/none`"]);
     let once = folder.bytes("runs/tiny/model.safetensors");

@@ -98,7 +98,7 @@ fn columns_come_in_their_order() {
 }
 
 #[test]
-fn an_alignment_is_drawn_under_its_line_without_colour_where_nobody_sees_it() {
+fn an_alignment_is_drawn_under_its_line_without_color_where_nobody_sees_it() {
     let out = translate("--align abc", "");
     assert!(!out.contains('\x1b') && out.lines().count() > 3, "{out}");
     assert!(out.lines().nth(2).unwrap().contains("abc"), "{out}");

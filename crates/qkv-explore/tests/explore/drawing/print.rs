@@ -1,4 +1,4 @@
-//! Pictures for print: SVG and PNG show the same, and the colours are those of the weights.
+//! Pictures for print: SVG and PNG show the same, and the colors are those of the weights.
 
 use super::example::{hostile, kept, large, small};
 use qkv_explore::Matrix;
@@ -35,7 +35,7 @@ fn hostile_labels_stay_text() {
     Picture::from(hostile()).png(1.0, &Fonts::none()).unwrap();
 }
 
-/// Colours of a PNG: width, height, and red, green and blue of each point.
+/// Colors of a PNG: width, height, and red, green and blue of each point.
 fn decoded(bytes: &[u8]) -> (usize, usize, Vec<u8>) {
     let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().unwrap();
     let mut points = vec![0; reader.output_buffer_size().unwrap()];
@@ -52,7 +52,7 @@ fn numbers(svg: &str, behind: &str) -> Vec<f64> {
 }
 
 #[test]
-fn a_png_is_the_svg_magnified_and_each_cell_has_the_colour_of_its_weight() {
+fn a_png_is_the_svg_magnified_and_each_cell_has_the_color_of_its_weight() {
     for (matrix, cell) in [(small(), 30.0), (large(40, 25), 16.0), (large(90, 120), 5.0)] {
         for (theme, scale, magnified) in [(Theme::Light, Scale::Linear, 2.0), (Theme::Dark, Scale::Log, 1.5)] {
             let picture = Picture { theme, scale, ..titled(matrix.clone()) };
@@ -64,12 +64,12 @@ fn a_png_is_the_svg_magnified_and_each_cell_has_the_colour_of_its_weight() {
                 [width, height].map(|side| side as f64),
                 [size[0], size[1]].map(|side| (side * magnified).round())
             );
-            let (scaled, colours) = (Scaled::of(&matrix, scale), picture.palette.colours(theme));
+            let (scaled, colors) = (Scaled::of(&matrix, scale), picture.palette.colors(theme));
             for (i, row) in matrix.weights.iter().enumerate() {
                 for (j, &weight) in row.iter().enumerate() {
                     let [x, y] = [(start[0], j), (start[1], i)].map(|(start, at)| start + cell * (at as f64 + 0.45));
                     let at = 3 * ((y * magnified) as usize * width + (x * magnified) as usize);
-                    let expected = colours[(255.0 * scaled.place(weight)).round() as usize];
+                    let expected = colors[(255.0 * scaled.place(weight)).round() as usize];
                     assert_eq!(points[at..at + 3], expected, "row {i}, column {j}");
                 }
             }

@@ -2,15 +2,15 @@
 //!
 //! **Byte-pair encoding** ([`Kind::Bpe`]), for language:
 //! - Text is normalized to NFC, which does not change punctuation (NFKC would turn `？` into `?` and `…` into `...`, and
-//! a translation would differ from its reference). Control characters are removed, runs of white space become one
-//! space.
+//!   a translation would differ from its reference). Control characters are removed, runs of white space become one
+//!   space.
 //! - Every Han character and every Chinese or Japanese punctuation mark is a word, which gains 1.5 BLEU from Chinese
-//! over letting them merge. So is every digit, and every other punctuation mark with the space before it. English
-//! contractions (`'t`, `'s`) stay whole. Merges never cross word boundaries.
+//!   over letting them merge. So is every digit, and every other punctuation mark with the space before it. English
+//!   contractions (`'t`, `'s`) stay whole. Merges never cross word boundaries.
 //! - A word includes the space before it (`▁`), so that decoding is exact; the first word of a text has one too, unless
-//! it is Han.
+//!   it is Han.
 //! - Characters that occur only once in the corpus, or never, are spelled in bytes (`<0xE4>`): no text is unknown, and
-//! rare characters train the byte tokens.
+//!   rare characters train the byte tokens.
 //!
 //! **Words** ([`Kind::Words`]), for models with word embeddings: lower case, split at white space; punctuation marks,
 //! Han characters and English contractions are words. Words that occur only once or do not fit into the vocabulary are
