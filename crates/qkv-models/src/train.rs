@@ -156,6 +156,7 @@ impl Run {
         let plan = Plan::new(recipe, None)?;
         std::fs::create_dir_all(folder).map_err(|e| Error::file("write", folder, e))?;
         let lock = RunLock::acquire(folder)?;
+        atomic::remove_litter(folder)?;
         refuse_taken(folder)?;
         atomic::write(folder.join(RECIPE), recipe.to_toml().as_bytes())?;
         if let Some(tokenizer) = plan.model.tokenizer() {
@@ -545,10 +546,11 @@ impl Run {
     }
 }
 
-/// Rejects a folder that contains anything besides a lock.
+/// Rejects a folder that contains anything besides a lock and what a run left that was killed before it began.
 fn refuse_taken(folder: &Path) -> Result<()> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    if entries.map(|entry| entry.file_name()).all(|name| name == LOCK) {
+    let mut names = entries.map(|entry| entry.file_name());
+    if names.all(|name| name == LOCK || name.to_str().is_some_and(atomic::is_unfinished)) {
         return Ok(());
     }
     let hint = match folder.join(RECIPE).exists() {

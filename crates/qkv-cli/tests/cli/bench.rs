@@ -245,7 +245,7 @@ fn an_anchor_that_does_not_work_is_told_clearly() {
     let with = |python: &str, said: &[&str]| {
         refused(&format!("--shape 1,1,1,8,8,4 --against torch --python {python}"), 1, said);
     };
-    with("./not-there", &["`./not-there`: cannot start this Python", "hint: `--python PATH`"]);
+    with("./not-there", &["`./not-there`: cannot start this Python", "hint: select", "`--python PATH`"]);
     with("./no-torch", &["`./no-torch`: this Python has no PyTorch: ModuleNotFoundError", "hint: "]);
     with("./dies", &["`./dies`: this Python ended without an answer (exit status: 3)", "Killed by a test"]);
     with("./dies-at-once", &["`./dies-at-once`: this Python ended without an answer (exit status: 0)"]);
@@ -301,7 +301,7 @@ fn images_are_seen_alone_and_by_eight() {
         refused(
             &format!("{with} ./no-torch"),
             1,
-            &["`./no-torch`: this Python has no PyTorch", "hint: `--python PATH`"],
+            &["`./no-torch`: this Python has no PyTorch", "hint: select", "`--python PATH`"],
         );
     }
 }

@@ -142,6 +142,11 @@ pub fn remove_litter(folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Whether a name is that of an entry that is being written, replaced or deleted, or was when its process ended.
+pub fn is_unfinished(name: &str) -> bool {
+    parse_hidden(name).is_some()
+}
+
 /// Name, process id and end of a hidden name.
 fn parse_hidden(name: &str) -> Option<(&str, u32, &str)> {
     let (rest, end) = name.strip_prefix('.')?.rsplit_once('.')?;

