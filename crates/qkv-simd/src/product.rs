@@ -11,7 +11,7 @@ use crate::kernel::{Kernel, dispatch};
 use crate::lanes::Lanes;
 use crate::number::Real;
 use crate::span;
-use std::any::TypeId;
+use std::any::Any;
 
 /// A matrix that is read one element at a time: element `(i, k)` is at `i·row + k·col`.
 #[derive(Clone, Copy, Debug)]
@@ -144,11 +144,20 @@ pub fn product<A: Real>(
 ) {
     let mut product = Product { c, a, b, rows, panels, depth };
     if product.is_any() {
-        product.run_once_compiled(isa, f32_product, f64_product);
+        for_type::<A>(f32_product, f64_product)(isa, product);
     }
 }
 
-// Not generic, and so compiled in this crate: callers would compile all tiles again, each for itself.
+/// Runs a product whose slices are checked.
+type Run<A> = fn(Isa, Product<'_, A>);
+
+/// The one of two functions that is for this type. They are not generic and so compiled in this crate: every caller would
+/// compile all tiles again.
+fn for_type<A: Real>(of_f32: Run<f32>, of_f64: Run<f64>) -> Run<A> {
+    let both: [&dyn Any; 2] = [&of_f32, &of_f64];
+    *both.iter().find_map(|run| run.downcast_ref()).expect("an accumulator is f32 or f64")
+}
+
 fn f32_product(isa: Isa, product: Product<'_, f32>) {
     dispatch(isa, product);
 }
@@ -163,39 +172,6 @@ fn f32_product_skipping_zeros(isa: Isa, product: Product<'_, f32>) {
 
 fn f64_product_skipping_zeros(isa: Isa, product: Product<'_, f64>) {
     dispatch(isa, Skipping(product));
-}
-
-impl<'a, A: Real> Product<'a, A> {
-    /// Calls the function for its type, `f32` or `f64`.
-    fn run_once_compiled(self, isa: Isa, of_f32: fn(Isa, Product<'_, f32>), of_f64: fn(Isa, Product<'_, f64>)) {
-        if TypeId::of::<A>() == TypeId::of::<f32>() {
-            of_f32(isa, self.of_type());
-        } else {
-            of_f64(isa, self.of_type());
-        }
-    }
-
-    /// The same product under the other name of its type.
-    fn of_type<B: Real>(self) -> Product<'a, B> {
-        assert_eq!(TypeId::of::<A>(), TypeId::of::<B>(), "the type of a product");
-        let Product { c: Target { data, row, update }, a, b, rows, panels, depth } = self;
-        // SAFETY: A and B are one type.
-        let (c, a_data, b_data) = unsafe {
-            (
-                std::slice::from_raw_parts_mut(data.as_mut_ptr().cast::<B>(), data.len()),
-                std::slice::from_raw_parts(a.data.as_ptr().cast::<B>(), a.data.len()),
-                std::slice::from_raw_parts(b.data.as_ptr().cast::<B>(), b.data.len()),
-            )
-        };
-        Product {
-            c: Target { data: c, row, update },
-            a: Matrix { data: a_data, row: a.row, col: a.col },
-            b: Panels { data: b_data, row: b.row, panel: b.panel },
-            rows,
-            panels,
-            depth,
-        }
-    }
 }
 
 impl<A: Real> Product<'_, A> {
@@ -347,7 +323,7 @@ pub fn product_skipping_zeros<A: Real>(
 ) {
     let mut product = Product { c, a, b, rows, panels, depth };
     if product.is_any() {
-        product.run_once_compiled(isa, f32_product_skipping_zeros, f64_product_skipping_zeros);
+        for_type::<A>(f32_product_skipping_zeros, f64_product_skipping_zeros)(isa, product);
     }
 }
 

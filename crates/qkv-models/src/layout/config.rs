@@ -79,7 +79,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_field_that_is_null_leaves_the_word_to_its_other_names() {
+    fn a_null_field_does_not_hide_its_other_names() {
         let json = json!({ "n_inner": null, "ffn_dim": 64 });
         let fields = Fields { json: &json, path: Path::new("config.json") };
         assert_eq!(fields.whole(&["n_inner", "ffn_dim"]).unwrap(), Some(64));
