@@ -151,8 +151,8 @@ pub fn product<A: Real>(
 /// Runs a product whose slices are checked.
 type Run<A> = fn(Isa, Product<'_, A>);
 
-/// The one of two functions that is for this type. They are not generic and so compiled in this crate: every caller would
-/// compile all tiles again.
+/// Picks the function for this type. Neither is generic, so both are compiled in this crate; otherwise every caller
+/// would compile all tiles again.
 fn for_type<A: Real>(of_f32: Run<f32>, of_f64: Run<f64>) -> Run<A> {
     let both: [&dyn Any; 2] = [&of_f32, &of_f64];
     *both.iter().find_map(|run| run.downcast_ref()).expect("an accumulator is f32 or f64")
