@@ -171,7 +171,9 @@ impl Hopper {
         let forward = Forward {
             ranges: ranges(&main)?,
             regions: CommonRegions::forward(call, &mask, list.as_ref(), main.block_m, head_dim, forward_layout),
-            general: is_masked.then(|| GeneralForward::new(call, TileScope::Marked, forward_layout)).transpose()?,
+            general: is_masked
+                .then(|| GeneralForward::new(call, TileScope::Marked, true, forward_layout))
+                .transpose()?,
             list,
             main,
         };

@@ -18,6 +18,7 @@
 //! | `training` | the loss, and the optimizer over all parameters |
 //! | `attention` | attention plans for tensors of the tape |
 //! | `additive` | additive attention of one head |
+//! | `batch_invariant` | products whose bits do not depend on the number of rows |
 //! | `blocks` | matrices in quantized blocks: products of few rows, widened rows |
 //! | `decoding` | decoding steps whose positions the device counts |
 //! | `logits` | the logits that a search reads, and tokens drawn from logits |
@@ -28,6 +29,7 @@
 mod additive;
 mod array;
 mod attention;
+mod batch_invariant;
 mod blocks;
 mod decoding;
 mod graph;
@@ -72,6 +74,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 #[derive(Clone)]
 pub struct Operations {
     shared: Arc<Shared>,
+    batch_invariant: bool,
 }
 
 struct Shared {
@@ -126,6 +129,7 @@ impl Cuda {
                 arrived: OnceLock::new(),
                 recorder,
             }),
+            batch_invariant: false,
         })
     }
 }
@@ -142,6 +146,19 @@ impl Operations {
     /// The device.
     pub fn device(&self) -> &Device {
         self.shared.cuda.device()
+    }
+
+    /// The same device with batch-invariant inference on or off: the bits that a model computes for a sequence then
+    /// depend neither on the other sequences of its batch nor on their lengths. Every product is computed by kernels
+    /// of this crate that sum a row in an order that its width alone fixes, and attention by the general kernels,
+    /// which is slower in large batches. Products of a backward pass become far slower.
+    pub fn batch_invariant(self, batch_invariant: bool) -> Operations {
+        Operations { batch_invariant, ..self }
+    }
+
+    /// Whether inference is batch-invariant.
+    pub fn is_batch_invariant(&self) -> bool {
+        self.batch_invariant
     }
 
     /// Whether the two are one: on the same device, with the same memory.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// let training = PlanOptions::default().backward(true);
 /// assert!(training.backward && !training.weights);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PlanOptions {
     /// Whether there is a backward pass.
@@ -33,6 +33,9 @@ pub struct PlanOptions {
     pub general_only: bool,
     /// Let the backward pass add in any order where that is faster. Bits then differ from run to run.
     pub any_order: bool,
+    /// Use only general kernels, and do not split the keys of a few queries: the bits of a query then depend on its
+    /// own keys alone, whatever the batch and however far queries and keys are padded.
+    pub batch_invariant: bool,
 }
 
 impl PlanOptions {
@@ -54,6 +57,16 @@ impl PlanOptions {
     /// With [`any_order`](PlanOptions::any_order).
     pub fn any_order(self, any_order: bool) -> PlanOptions {
         PlanOptions { any_order, ..self }
+    }
+
+    /// With [`batch_invariant`](PlanOptions::batch_invariant).
+    pub fn batch_invariant(self, batch_invariant: bool) -> PlanOptions {
+        PlanOptions { batch_invariant, ..self }
+    }
+
+    /// Whether the choice of kernels is limited to those for every supported GPU.
+    fn is_general(self) -> bool {
+        self.general_only || self.batch_invariant
     }
 }
 
@@ -89,7 +102,7 @@ impl Plan {
         check_supported(attention)?;
         let call = Call::new(driver, attention, dtype, place, tensors)?;
         let (mut forward, mut backward) = (Layout::default(), Layout::default());
-        let kernels = if let Some(decode) = DecodeForward::new(&call, tensors, options.general_only, &mut forward)? {
+        let kernels = if let Some(decode) = Plan::decode(&call, tensors, options, &mut forward)? {
             let backward =
                 options.backward.then(|| GeneralBackward::new(&call, TileScope::All, &mut backward)).transpose()?;
             Kernels::Decode { forward: decode, backward }
@@ -98,7 +111,7 @@ impl Plan {
         } else if let Some(hopper) = Plan::hopper(&call, tensors, options, &mut forward, &mut backward)? {
             Kernels::Hopper(Box::new(hopper))
         } else {
-            let forward = GeneralForward::new(&call, TileScope::All, &mut forward)?;
+            let forward = GeneralForward::new(&call, TileScope::All, !options.batch_invariant, &mut forward)?;
             let backward =
                 options.backward.then(|| GeneralBackward::new(&call, TileScope::All, &mut backward)).transpose()?;
             Kernels::General { forward, backward }
@@ -107,8 +120,18 @@ impl Plan {
         Ok(Plan { call, kernels, weights, forward_bytes: forward.bytes(), backward_bytes: backward.bytes() })
     }
 
+    fn decode(
+        call: &Call,
+        tensors: &Tensors,
+        options: PlanOptions,
+        layout: &mut Layout,
+    ) -> Result<Option<DecodeForward>> {
+        let PlanOptions { general_only, batch_invariant, .. } = options;
+        if batch_invariant { Ok(None) } else { DecodeForward::new(call, tensors, general_only, layout) }
+    }
+
     fn short(call: &Call, options: PlanOptions) -> Result<Option<Short>> {
-        if options.general_only { Ok(None) } else { Short::new(call, options.backward) }
+        if options.is_general() { Ok(None) } else { Short::new(call, options.backward) }
     }
 
     fn hopper(
@@ -118,7 +141,7 @@ impl Plan {
         forward: &mut Layout,
         backward: &mut Layout,
     ) -> Result<Option<Hopper>> {
-        if options.general_only {
+        if options.is_general() {
             return Ok(None);
         }
         let PlanOptions { backward: with_backward, any_order, .. } = options;

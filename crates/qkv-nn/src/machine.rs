@@ -129,6 +129,13 @@ impl Machine {
         self
     }
 
+    /// Turns [batch-invariant](Operations::batch_invariant) inference on a GPU on or off: what is computed for a
+    /// sequence then has the same bits alone and in any batch. On a CPU it always has.
+    pub fn batch_invariant(mut self, batch_invariant: bool) -> Machine {
+        self.cuda = self.cuda.map(|operations| operations.batch_invariant(batch_invariant));
+        self
+    }
+
     /// On a GPU, activations of at least this many elements are recomputed in the backward pass if their input is saved
     /// anyway. Recomputing smaller ones would save little memory for the time it costs.
     pub fn recompute_from(mut self, elements: usize) -> Machine {

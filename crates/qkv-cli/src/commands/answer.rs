@@ -2,16 +2,16 @@
 
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
-use crate::device::DEVICE;
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice};
 use crate::failure::Failure;
 use crate::lines::{Line, Lines, for_each_line};
 use crate::output::Print;
 use crate::terminal::TerminalStyle;
-use crate::{device, input, threads};
+use crate::{input, threads};
 use qkv_explore::draw::{self, Shaded, Style};
 use qkv_models::image::Image;
 use qkv_models::{Encoder, ImageAnswer, Vqa};
-use qkv_nn::{Device, Machine};
+use qkv_nn::Machine;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -60,7 +60,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "One JSON object for each question, with position and score"),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, THREADS]),
 ];
 
 struct AnswerArgs {
@@ -74,7 +74,7 @@ struct AnswerArgs {
     out: Option<PathBuf>,
     json: bool,
     threads: Option<usize>,
-    device: Device,
+    device: InferenceDevice,
 }
 
 impl AnswerArgs {
@@ -90,7 +90,7 @@ impl AnswerArgs {
             out: matches.path("out"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
         };
         match (&args.question, &args.context, &args.input) {
             (Some(_), None, None) if args.image.is_none() => {
@@ -158,11 +158,11 @@ impl Run for AnswerArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             if let (Some(question), Some(path)) = (&self.question, &self.image) {
-                print(&self.answer_image(question, path, &device::machine(self.device)?)?)?;
+                print(&self.answer_image(question, path, &self.device.machine()?)?)?;
                 return Ok(Status::Done);
             }
             let encoder = Encoder::open_with(&self.model, self.adapter.as_deref())?;
-            let machine = device::machine(self.device)?;
+            let machine = self.device.machine()?;
             if let Some(question) = &self.question {
                 let text = match (&self.context, &self.input) {
                     (Some(text), _) => text.clone(),

@@ -3,16 +3,16 @@
 
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
-use crate::device::DEVICE;
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice};
 use crate::failure::Failure;
 use crate::lines::{BatchResult, Line, Lines, for_each_line};
 use crate::output::Print;
 use crate::terminal::TerminalStyle;
-use crate::{device, input, threads};
+use crate::{input, threads};
 use qkv_explore::{capture, draw, token_weights};
 use qkv_models::image::Image;
 use qkv_models::{Classifier, Han, Reading};
-use qkv_nn::{Device, Machine};
+use qkv_nn::Machine;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -59,7 +59,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "One JSON object for each text or image"),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, THREADS]),
 ];
 
 struct ClassifyArgs {
@@ -71,7 +71,7 @@ struct ClassifyArgs {
     weights: bool,
     json: bool,
     threads: Option<usize>,
-    device: Device,
+    device: InferenceDevice,
 }
 
 /// Maximum number of lines per batch.
@@ -82,7 +82,7 @@ const IMAGE_BATCH: usize = 64;
 impl Run for ClassifyArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
-            let machine = device::machine(self.device)?;
+            let machine = self.device.machine()?;
             let model = Classifier::open_with(&self.model, self.adapter.as_deref())?;
             match &model {
                 _ if !self.images.is_empty() => self.classify_images(&model, &machine, print)?,
@@ -120,7 +120,7 @@ impl ClassifyArgs {
             weights: matches.switch("weights"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
         }
     }
 

@@ -3,16 +3,15 @@
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::atomic_file::OutputPath;
 use crate::command::{Command, Run, Status};
-use crate::device::DEVICE;
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice};
 use crate::failure::Failure;
 use crate::output::Print;
 use crate::terminal::TerminalStyle;
-use crate::{device, input, threads};
+use crate::{input, threads};
 use qkv_explore::draw::{self, Fonts, Shaded, Style};
 use qkv_models::image::Image;
 use qkv_models::text::tokenizer::Tokenizer;
 use qkv_models::{Describer, LookedAt, Search};
-use qkv_nn::Device;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -48,7 +47,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "One JSON object for each image"),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, THREADS]),
 ];
 
 struct DescribeArgs {
@@ -59,7 +58,7 @@ struct DescribeArgs {
     out: Option<PathBuf>,
     json: bool,
     threads: Option<usize>,
-    device: Device,
+    device: InferenceDevice,
 }
 
 /// Maximum number of images per batch.
@@ -75,7 +74,7 @@ impl DescribeArgs {
             out: matches.path("out"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
         };
         match (&args.images[..], &args.out) {
             ([], _) => Err("name an IMAGE to describe".into()),
@@ -114,7 +113,7 @@ pub(super) fn write_drawing(drawing: &Shaded, path: &Path, from: &Path) -> Resul
 impl Run for DescribeArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
-            let machine = device::machine(self.device)?;
+            let machine = self.device.machine()?;
             let describer = Describer::open(&self.model)?;
             let search = Search { beam: self.beam.unwrap_or(describer.search.beam), ..describer.search.clone() };
             for paths in self.images.chunks(BATCH) {

@@ -3,14 +3,13 @@
 use super::describe::write_drawing;
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
-use crate::device::DEVICE;
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice};
 use crate::failure::Failure;
 use crate::output::Print;
-use crate::{device, input, threads};
+use crate::{input, threads};
 use qkv_explore::draw::{LabelledBox, Shaded, Style};
 use qkv_models::image::Image;
 use qkv_models::{Detector, FoundBox};
-use qkv_nn::Device;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -48,7 +47,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "One JSON object for each image"),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, THREADS]),
 ];
 
 struct DetectArgs {
@@ -59,7 +58,7 @@ struct DetectArgs {
     out: Option<PathBuf>,
     json: bool,
     threads: Option<usize>,
-    device: Device,
+    device: InferenceDevice,
 }
 
 impl DetectArgs {
@@ -72,7 +71,7 @@ impl DetectArgs {
             out: matches.path("out"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
         };
         match (&args.images[..], &args.out) {
             ([], _) => Err("name an IMAGE to look at".into()),
@@ -92,7 +91,7 @@ fn pixels(found: &FoundBox, image: &Image) -> [f64; 4] {
 impl Run for DetectArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
-            let machine = device::machine(self.device)?;
+            let machine = self.device.machine()?;
             let detector = Detector::open(&self.model)?;
             for path in &self.images {
                 input::check(path)?;

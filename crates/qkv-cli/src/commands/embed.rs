@@ -3,14 +3,13 @@
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::atomic_file::OutputPath;
 use crate::command::{Command, Run, Status};
-use crate::device::DEVICE;
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice};
 use crate::failure::Failure;
 use crate::lines::{Lines, for_each_line};
 use crate::output::Print;
-use crate::{device, threads};
+use crate::threads;
 use qkv_models::Encoder;
 use qkv_models::files::tensors::{NamedTensor, Storage, to_bytes};
-use qkv_nn::Device;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -53,7 +52,7 @@ const ARGUMENTS: Arguments = &[
                 .conflicts(&["output"]),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, THREADS]),
 ];
 
 struct EmbedArgs {
@@ -64,7 +63,7 @@ struct EmbedArgs {
     output: Option<PathBuf>,
     similarity: bool,
     threads: Option<usize>,
-    device: Device,
+    device: InferenceDevice,
 }
 
 impl EmbedArgs {
@@ -77,7 +76,7 @@ impl EmbedArgs {
             output: matches.path("output"),
             similarity: matches.switch("similarity"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
         }
     }
 }
@@ -90,7 +89,7 @@ impl Run for EmbedArgs {
         threads::on(self.threads, || {
             let output = self.output.as_deref().map(|path| OutputPath::new(path, self.input.as_deref())).transpose()?;
             let encoder = Encoder::open_with(&self.model, self.adapter.as_deref())?;
-            let machine = device::machine(self.device)?;
+            let machine = self.device.machine()?;
             let lines = Lines::new(&self.texts, self.input.as_deref())?;
             let collects = output.is_some() || self.similarity;
             let mut embedded: Vec<Option<(String, Vec<f32>)>> = Vec::new();

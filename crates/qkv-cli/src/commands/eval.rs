@@ -15,7 +15,7 @@ use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::lines::Lines;
 use crate::output::Print;
-use crate::{device, embedded, input, threads};
+use crate::{embedded, input, threads};
 use args::{ARGUMENTS, EXAMPLES, EvalArgs, EvalSource};
 use indicatif::{ProgressBar, ProgressStyle};
 use qkv_models::metrics::{bleu::Bleu, chrf::Chrf, exact::Exact, perplexity};
@@ -68,7 +68,7 @@ fn evaluate_labels(args: &EvalArgs, model: &Path, data: &Path) -> Result<Option<
         return Ok(Some(Evaluation::of_labels(
             &Classifier::open_with(model, adapter)?,
             data,
-            &device::machine(args.device)?,
+            &args.device.machine()?,
         )?));
     }
     if !is_file && Evaluation::is_of_images(model)? {
@@ -77,7 +77,7 @@ fn evaluate_labels(args: &EvalArgs, model: &Path, data: &Path) -> Result<Option<
         }
         input::check(data)?;
         let search = |own: &Search| args.search.apply_to(own, 1);
-        let found = Evaluation::of_images(model, data, search, args.tokenize, &device::machine(args.device)?)?;
+        let found = Evaluation::of_images(model, data, search, args.tokenize, &args.device.machine()?)?;
         return Ok(Some(found));
     }
     // Pairs are lines of `source ⇥ target`; any other file is text, which a decoder-only model predicts.
@@ -91,7 +91,7 @@ fn evaluate_labels(args: &EvalArgs, model: &Path, data: &Path) -> Result<Option<
         };
     }
     input::check(data)?;
-    Ok(Some(Evaluation::of_text(&Generator::open_with(model, adapter)?, data, &device::machine(args.device)?)?))
+    Ok(Some(Evaluation::of_text(&Generator::open_with(model, adapter)?, data, &args.device.machine()?)?))
 }
 
 fn lines_of(path: &Path) -> Result<Vec<String>, Failure> {
@@ -125,7 +125,7 @@ fn evaluate_model(args: &EvalArgs, folder: Option<&Path>, data: &Path) -> Result
             }
         }
     }
-    let machine = device::machine(args.device)?.int8(args.int8);
+    let machine = args.device.machine()?.int8(args.int8);
     let (outputs, seconds) = translate(args, &translator, &pairs, &machine)?;
     if let Some(output) = output {
         output.write(outputs.iter().map(|line| format!("{line}\n")).collect::<String>().as_bytes())?;

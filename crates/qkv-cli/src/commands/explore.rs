@@ -6,7 +6,7 @@ mod args;
 use crate::command::{Command, Run, Status};
 use crate::failure::Failure;
 use crate::output::Print;
-use crate::{device, embedded, input, threads};
+use crate::{embedded, input, threads};
 use args::{ARGUMENTS, EXAMPLES, ExploreArgs};
 use qkv::{Attention, Mask};
 use qkv_explore::server::{ServedModel, Server, Settings};
@@ -38,7 +38,7 @@ impl Run for ExploreArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         // Requests are answered on the server's own threads, so only the global pool applies.
         threads::set_global(self.threads)?;
-        let mut settings = Settings::new(device::machine(self.device)?);
+        let mut settings = Settings::new(self.device.machine()?);
         (settings.address, settings.port) = (self.address, self.port);
         match &self.recording {
             Some(path) => {

@@ -8,7 +8,7 @@ use crate::embedded::MODEL_FOLDER;
 use crate::failure::Failure;
 use crate::lines::{Lines, report};
 use crate::output::{Print, note};
-use crate::{device, input, threads};
+use crate::{input, threads};
 use args::{ARGUMENTS, EXAMPLES, GenerateArgs};
 use qkv_models::chat::Message;
 use qkv_models::files::tensors::{NamedTensor, Storage, to_bytes};
@@ -36,7 +36,7 @@ impl Run for GenerateArgs {
             let output = self.scores.as_deref().map(|path| OutputPath::new(path, self.input.as_deref())).transpose()?;
             let generator = open(&self.model, self.adapter.as_deref())?;
             let settings = self.apply_to(&generator.generation);
-            let machine = device::machine(self.device)?;
+            let machine = self.device.machine()?;
             let mut session = GenerateSession { args: self, generator: &generator, settings, machine, print };
             if self.chat {
                 return session.chat().map(|()| Status::Done);

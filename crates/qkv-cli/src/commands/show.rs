@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::lines::{Lines, for_each_line};
 use crate::output::{Print, note};
 use crate::terminal::TerminalStyle;
-use crate::{device, embedded, input, threads};
+use crate::{embedded, input, threads};
 use args::{ARGUMENTS, EXAMPLES, ShowArgs, ShowMode, notes};
 use file_format::FileFormat;
 use qkv_explore::{Agreement, Observer, Recording};
@@ -46,7 +46,7 @@ impl Run for ShowArgs {
         // A file name without a known extension is refused before anything is computed.
         let format = self.out.as_deref().map(FileFormat::of).transpose()?;
         threads::on(self.threads, || {
-            let machine = device::machine(self.device)?;
+            let machine = self.device.machine()?;
             if let Some(path) = &self.recording {
                 input::check(path)?;
                 let recording = qkv_explore::file::open(path, &self.recording_options())?;

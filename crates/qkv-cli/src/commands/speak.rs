@@ -3,16 +3,15 @@
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::atomic_file::OutputPath;
 use crate::command::{Command, Run, Status};
-use crate::device::DEVICE;
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice};
 use crate::failure::Failure;
 use crate::output::{Print, note};
 use crate::terminal::TerminalStyle;
-use crate::{device, input, threads};
+use crate::{input, threads};
 use qkv_explore::Matrix;
 use qkv_explore::draw::{Fonts, Picture};
 use qkv_models::audio::{SAMPLE_RATE, wav};
 use qkv_models::{SpeakOptions, Speaker, Speech, diagonal_share};
-use qkv_nn::Device;
 use serde_json::json;
 use std::io;
 use std::path::PathBuf;
@@ -56,7 +55,7 @@ const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "One JSON object for each sentence: letters, seconds, alignment"),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, THREADS]),
 ];
 
 /// The longest text from stdin, in bytes.
@@ -73,7 +72,7 @@ struct SpeakArgs {
     drawing: Option<PathBuf>,
     json: bool,
     threads: Option<usize>,
-    device: Device,
+    device: InferenceDevice,
 }
 
 impl SpeakArgs {
@@ -91,7 +90,7 @@ impl SpeakArgs {
             drawing: matches.path("drawing"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
         };
         if args.out.is_none() && args.drawing.is_none() && !args.alignment && !args.json {
             return Err("name a file with `--out`, or ask for the `--alignment`".into());
@@ -117,7 +116,7 @@ impl Run for SpeakArgs {
         threads::on(self.threads, || {
             input::check(&self.voice.join("config.json"))?;
             let voice = Speaker::open(&self.voice)?;
-            let machine = device::machine(self.device)?;
+            let machine = self.device.machine()?;
             let text = match &self.texts[..] {
                 [] => input::text_of(io::stdin(), "stdin", LONGEST)?,
                 texts => texts.join(" "),

@@ -2,13 +2,12 @@
 
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
-use crate::device::DEVICE;
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice};
 use crate::failure::Failure;
 use crate::lines::{Lines, for_each_line};
 use crate::output::Print;
-use crate::{device, threads};
+use crate::threads;
 use qkv_models::Encoder;
-use qkv_nn::Device;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -38,7 +37,7 @@ const ARGUMENTS: Arguments = &[
         "Output: `WORD⇥TAG` for each word, an empty line after each text",
         &[Argument::new("json", Kind::Switch, "One JSON object for each text")],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, THREADS]),
 ];
 
 struct TagArgs {
@@ -48,7 +47,7 @@ struct TagArgs {
     input: Option<PathBuf>,
     json: bool,
     threads: Option<usize>,
-    device: Device,
+    device: InferenceDevice,
 }
 
 impl TagArgs {
@@ -60,7 +59,7 @@ impl TagArgs {
             input: matches.path("input"),
             json: matches.switch("json"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
         }
     }
 
@@ -79,7 +78,7 @@ impl Run for TagArgs {
     fn run(&self, print: Print<'_>) -> Result<Status, Failure> {
         threads::on(self.threads, || {
             let encoder = Encoder::open_with(&self.model, self.adapter.as_deref())?;
-            let machine = device::machine(self.device)?;
+            let machine = self.device.machine()?;
             for_each_line(
                 Lines::new(&self.texts, self.input.as_deref())?,
                 BATCH,

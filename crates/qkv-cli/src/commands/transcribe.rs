@@ -8,7 +8,7 @@ mod format;
 
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
 use crate::command::{Command, Run, Status};
-use crate::device::{DEVICE, PRECISION};
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice, PRECISION};
 use crate::failure::Failure;
 use crate::lines::report;
 use crate::output::Print;
@@ -17,7 +17,7 @@ use format::{Cues, Format};
 use indicatif::{ProgressBar, ProgressStyle};
 use qkv_models::audio::Recording;
 use qkv_models::{Recognizer, Task, TranscribeOptions};
-use qkv_nn::{Device, Machine};
+use qkv_nn::Machine;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
@@ -69,7 +69,7 @@ const ARGUMENTS: Arguments = &[
                 .default("1"),
         ],
     ),
-    ("Computation", &[DEVICE, PRECISION, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, PRECISION, THREADS]),
 ];
 
 /// How to get a model, if none is named.
@@ -83,7 +83,7 @@ struct TranscribeArgs {
     format: Format,
     options: TranscribeOptions,
     threads: Option<usize>,
-    device: Device,
+    device: InferenceDevice,
     int8: bool,
 }
 
@@ -114,7 +114,7 @@ impl TranscribeArgs {
                 ..defaults
             },
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
             int8: device::parse_int8(matches),
         })
     }
@@ -131,7 +131,7 @@ impl Run for TranscribeArgs {
             };
             input::check(model)?;
             let recognizer = Recognizer::open(model)?;
-            let machine = device::machine(self.device)?.int8(self.int8);
+            let machine = self.device.machine()?.int8(self.int8);
             let mut failed = 0;
             let sources: Vec<Option<&Path>> = match &self.audio[..] {
                 [] => vec![None],

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::lines::{BatchResult, Line, Lines, for_each_line, report};
 use crate::output::{LineOutput, Print, note};
 use crate::terminal::TerminalStyle;
-use crate::{device, embedded, threads};
+use crate::{embedded, threads};
 use args::{ARGUMENTS, AlignFormat, EXAMPLES, TranslateArgs};
 use format::TranslatedLine;
 use qkv_models::{Search, Translator};
@@ -87,7 +87,7 @@ impl<'a> TranslateSession<'a> {
             true => AlignFormat::Draw,
             false => AlignFormat::None,
         });
-        let machine = device::machine(args.device)?.int8(args.int8);
+        let machine = args.device.machine()?.int8(args.int8);
         let style = TerminalStyle::of_stdout();
         Ok(TranslateSession { args, translator, search, machine, style, align, translated: 0 })
     }

@@ -112,15 +112,15 @@ __device__ __forceinline__ void add_products(const Eight& w, const T* x, int col
     }
 }
 
-// sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, by a warp, with x staged through STAGED elements of
-// shared memory: each weight is read once. Rows that are normalized first are staged as a whole. The order of a row's
-// sum depends neither on the other rows nor on ROWS. Every thread of a block must call this, even if its warp has
-// nothing to sum. `meanwhile` is called once the preceding launches are done: its loads are in flight while x is
-// staged.
+// Each lane's share of sums[m][r] = Σᵢ x[r, i] · weights[m][i] for at most ROWS rows, `stride` elements apart, by a
+// warp, with x staged through STAGED elements of shared memory: each weight is read once. Rows that are normalized
+// first are staged as a whole. The order of a row's sum depends neither on the other rows nor on ROWS or N. Every
+// thread of a block must call this, even if its warp has nothing to sum. `meanwhile` is called once the preceding
+// launches are done: its loads are in flight while x is staged.
 template <int ROWS, int N, class F>
-__device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, const T* const (&weights)[N],
-                                              bool is_there, u32 rows, int inner, float (&sums)[N][ROWS],
-                                              F meanwhile) {
+__device__ __forceinline__ void lane_products(const T* x, u32 stride, const RowNorm& norm,
+                                              const T* const (&weights)[N], bool is_there, u32 rows, int inner,
+                                              float (&sums)[N][ROWS], F meanwhile) {
     constexpr int TILE = STAGED / ROWS, STEP = 32 * EIGHT;
     constexpr int EARLY = 6 / N < TILE / STEP ? 6 / N : TILE / STEP;
     launch_dependents();
@@ -147,7 +147,7 @@ __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, c
         for (int at = threadIdx.x * EIGHT; at < ROWS * width; at += blockDim.x * EIGHT) {
             int row = at / width, col = at % width;
             Eight from = {};
-            if (row < int(rows)) from = *(const Eight*)(x + u64(row) * inner + base + col);
+            if (row < int(rows)) from = *(const Eight*)(x + u64(row) * stride + base + col);
             *(Eight*)(tile + at) = from;
         }
         __syncthreads();
@@ -174,6 +174,14 @@ __device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, c
                 add_products(*(const Eight*)(weights[m] + base + col), tile, col, width, sums[m]);
         }
     }
+}
+
+// The whole sums, in every lane, over rows that follow each other.
+template <int ROWS, int N, class F>
+__device__ __forceinline__ void warp_products(const T* x, const RowNorm& norm, const T* const (&weights)[N],
+                                              bool is_there, u32 rows, int inner, float (&sums)[N][ROWS],
+                                              F meanwhile) {
+    lane_products(x, u32(inner), norm, weights, is_there, rows, inner, sums, meanwhile);
 #pragma unroll
     for (int m = 0; m < N; m++)
 #pragma unroll

@@ -37,6 +37,9 @@ pub struct AttentionCall {
     pub seed: Option<u64>,
     /// Whether a backward pass follows.
     pub backward: bool,
+    /// Whether it is a decoding step: one query of each sequence, in whatever batch. Batch-invariant kernels then
+    /// may split the keys.
+    pub step: bool,
 }
 
 /// The result of a forward pass.
@@ -64,7 +67,7 @@ pub(super) struct PlanKey {
     shapes: [Vec<usize>; 14],
     /// Whether queries, keys and values are aligned to 16 bytes.
     alignment: [bool; 3],
-    backward: bool,
+    options: PlanOptions,
 }
 
 /// Plans by key, with their descriptions.
@@ -83,6 +86,12 @@ fn vector(array: &Array) -> Vector {
 }
 
 impl AttentionCall {
+    /// Number of elements of the values, `B·N·Hq·Dv`.
+    pub fn output_len(&self) -> usize {
+        let AttentionCall { inputs: [_, _, v], batch, lengths: [n, m], heads: [hq, hk], .. } = self;
+        batch * n * hq * (v.len() / (batch * m * hk).max(1))
+    }
+
     fn tensors(&self) -> Tensors {
         let AttentionCall { inputs: [q, k, v], batch, lengths: [n, m], heads: [hq, hk], .. } = self;
         let (q, k, v) = (heads_of(q, *batch, *n, *hq), heads_of(k, *batch, *m, *hk), heads_of(v, *batch, *m, *hk));
@@ -102,16 +111,19 @@ impl AttentionCall {
 impl Operations {
     /// The plan of a call; an error if only the CPU supports it.
     fn plan(&self, call: &AttentionCall, tensors: &Tensors) -> Result<Arc<Plan>> {
-        let AttentionCall { attention, backward, .. } = call;
+        let AttentionCall { attention, backward, step, .. } = call;
         let aligned = |tensor: &Strided| tensor.ptr.is_multiple_of(16);
         let alignment = [&tensors.q, &tensors.k, &tensors.v].map(aligned);
-        let key = PlanKey { shapes: tensors.shapes().map(|(_, shape)| shape), alignment, backward: *backward };
+        // The order of a sum does not depend on the number of splits, but that of a sum with a sink does.
+        let may_split = *step && !attention.sinks;
+        let batch_invariant = self.batch_invariant && !may_split;
+        let options = PlanOptions::default().backward(*backward).batch_invariant(batch_invariant);
+        let key = PlanKey { shapes: tensors.shapes().map(|(_, shape)| shape), alignment, options };
         if let Some(plans) = self.plans().get(&key)
             && let Some((_, plan)) = plans.iter().find(|(planned, _)| planned == attention)
         {
             return plan.clone();
         }
-        let options = PlanOptions::default().backward(*backward);
         let dtype = self.shared.dtype;
         let plan = self.shared.cuda.plan(attention, dtype, attention.place, tensors, options).map(Arc::new);
         let mut plans = self.plans();
@@ -127,10 +139,16 @@ impl Operations {
     /// # Errors
     /// If the description is rejected, or runs only on the CPU.
     pub fn attention(&self, call: &AttentionCall) -> Result<AttentionOutput> {
+        self.attention_into(call, self.activations(call.output_len()))
+    }
+
+    /// The forward pass with values of [`output_len`](AttentionCall::output_len) elements that are written here.
+    ///
+    /// # Errors
+    /// As for [`attention`](Operations::attention).
+    pub fn attention_into(&self, call: &AttentionCall, values: Array) -> Result<AttentionOutput> {
         let tensors = call.tensors();
         let [batch, hq, n, _] = tensors.q.shape;
-        let dv = tensors.v.shape[3];
-        let values = self.activations(batch * n * hq * dv);
         let lse = self.empty(Kind::F32, batch * hq * n, "attention");
         if let Some(error) = self.failed() {
             return Err(error);

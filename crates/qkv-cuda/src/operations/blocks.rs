@@ -194,6 +194,11 @@ impl Operations {
         unsafe { self.launch("embedding_blocks", grid, &[&pointers.map(Ptr)[..], &numbers].concat()) };
     }
 
+    /// Whether a product of this many rows reads the blocks, eight rows at a time.
+    fn reads_blocks(&self, rows: usize) -> bool {
+        self.batch_invariant || rows <= MOST_ROWS
+    }
+
     /// [`few_rows`](Operations::few_rows) with matrices in blocks, also for more rows.
     pub(super) fn few_rows_blocks(
         &self,
@@ -202,7 +207,10 @@ impl Operations {
         products: &[(FewRowsProduct<'_>, &BlockMatrix)],
     ) -> bool {
         let (kind, inner) = (self.activation_kind(), products.first().map_or(0, |(_, w)| w.inner));
-        if rows > MOST_ROWS || !self.is_few_rows_input(x, rows) || products.iter().any(|(to, _)| to.y.kind() != kind) {
+        if !self.reads_blocks(rows)
+            || !self.is_few_rows_input(x, rows)
+            || products.iter().any(|(to, _)| to.y.kind() != kind)
+        {
             return false;
         }
         let residual = products.iter().find_map(|(product, _)| product.residual);
@@ -238,7 +246,7 @@ impl Operations {
         of: Gate,
     ) -> bool {
         let (kind, inner, outputs) = (self.activation_kind(), gate.0.inner, gate.0.outputs);
-        if rows > MOST_ROWS || !self.is_few_rows_input(x, rows) || gate.0.format != up.0.format {
+        if !self.reads_blocks(rows) || !self.is_few_rows_input(x, rows) || gate.0.format != up.0.format {
             return false;
         }
         let w = [gate, up].map(|(w, _)| w.expect(outputs, inner));

@@ -13,8 +13,18 @@ pub(super) fn threads(kernel: &str) -> u32 {
 
 /// Kernels that wait for the results of the preceding launch themselves, and read nothing that it may have written
 /// before they do: in a recorded decoding step, where weights do not change, they start while it finishes.
-const WAITING: [&str; 8] =
-    ["embedding", "embedding_blocks", "layer_norm", "rms_norm", "append_at", "gated", "next_token", "draw_token"];
+const WAITING: [&str; 10] = [
+    "embedding",
+    "embedding_blocks",
+    "layer_norm",
+    "rms_norm",
+    "append_at",
+    "gated",
+    "next_token",
+    "draw_token",
+    "many_rows",
+    "unaligned_rows",
+];
 
 /// Whether a kernel is one of these; all of few rows are.
 fn waits(kernel: &str) -> bool {

@@ -113,13 +113,13 @@ const MAX_COLUMN_BLOCKS: usize = 4096;
 
 /// What is added to a product before it is stored.
 #[derive(Clone, Copy, Debug, Default)]
-struct ProductSum<'a> {
+pub(super) struct ProductSum<'a> {
     /// As long as `C`, or `C` itself.
-    added: Option<&'a Array>,
+    pub added: Option<&'a Array>,
     /// One for each column.
-    bias: Option<&'a Array>,
+    pub bias: Option<&'a Array>,
     /// Where the sum goes, before GELU is applied.
-    before: Option<&'a Array>,
+    pub before: Option<&'a Array>,
 }
 
 impl Operations {
@@ -182,6 +182,10 @@ impl Operations {
         ProductSum { added, bias, before }: ProductSum<'_>,
     ) {
         if m == 0 || n == 0 || self.failed().is_some() {
+            return;
+        }
+        let sum = ProductSum { added, bias, before };
+        if self.batch_invariant && self.rows_product((c, c_stride), a, b, [m, n, k], sum) {
             return;
         }
         let kind = c.kind();

@@ -1,9 +1,11 @@
 //! Packed sequences for inference: texts are concatenated instead of padded.
 
-use qkv_nn::{Float, Tape, Tensor, Var};
+use qkv_nn::{Float, Machine, Tape, Tensor, Var};
 
 /// Tokens per part: enough to keep the cores busy without overflowing their caches.
 const TOKENS: usize = 2048;
+/// The same on a device, which needs more to be busy.
+const TOKENS_ON_DEVICE: usize = 1 << 14;
 
 /// Concatenated texts, sorted by length.
 pub(crate) struct Packed {
@@ -16,14 +18,15 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// Splits texts into parts.
-    pub fn parts(texts: &[(Vec<u32>, Vec<u32>)]) -> Vec<Packed> {
+    /// Splits texts into parts of a size that suits the machine.
+    pub fn parts(texts: &[(Vec<u32>, Vec<u32>)], machine: &Machine) -> Vec<Packed> {
+        let tokens = if machine.cuda().is_some() { TOKENS_ON_DEVICE } else { TOKENS };
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by_key(|&at| (texts[at].0.len(), at));
         let mut parts: Vec<Packed> = Vec::new();
         for at in order {
             let (ids, segments) = &texts[at];
-            if parts.last().is_none_or(|part| part.ids.len() + ids.len() > TOKENS) {
+            if parts.last().is_none_or(|part| part.ids.len() + ids.len() > tokens) {
                 let (ids, segments) = (Vec::new(), Vec::new());
                 parts.push(Packed { ids, segments, lengths: Vec::new(), order: Vec::new() });
             }
@@ -68,7 +71,7 @@ mod tests {
     fn every_text_is_in_one_part_and_parts_are_bounded() {
         let lengths = [3, 1, 2000, 3, 2500, 40, 8, 1];
         let texts: Vec<_> = lengths.iter().map(|&n| (vec![n as u32; n], vec![0; n])).collect();
-        let parts = Packed::parts(&texts);
+        let parts = Packed::parts(&texts, &Machine::new(1));
         let mut found: Vec<usize> = parts.iter().flat_map(|part| part.order.clone()).collect();
         found.sort();
         assert_eq!(found, (0..lengths.len()).collect::<Vec<_>>());

@@ -241,7 +241,7 @@ impl Encoder {
         // Runs inside the thread pool: a pass spawns dozens of jobs, and from outside each of them would wake a thread.
         rayon::scope(|_| {
             let (pool, mut found) = (Pool::new(), Vec::new());
-            for part in Packed::parts(texts) {
+            for part in Packed::parts(texts, machine) {
                 let mut tape = Tape::inference(&self.parameters, &pool, machine);
                 let results = body(&mut tape, &part)?;
                 found.extend(part.order.into_iter().zip(results));

@@ -2,6 +2,7 @@
 
 mod archive;
 mod audio;
+mod batch_invariant;
 mod bitmaps;
 mod blocks;
 mod checkpoints;

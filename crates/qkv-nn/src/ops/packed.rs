@@ -27,6 +27,12 @@ impl<T: Float> Tape<'_, T> {
         let rows = q.value.rows();
         assert_eq!(lengths.iter().sum::<usize>(), rows, "the lengths add up to the rows");
         let mut call = self.save_call(q, &k.value, &v.value, None, &AttendOptions { key_lengths: None, ..*options });
+        if let Some(operations) = self.machine.cuda()
+            && call.attention.mask.lsh_buckets().is_none()
+            && let Some(out) = self.attend_packed_on_device(operations, &call, lengths)?
+        {
+            return Ok(self.constant(out));
+        }
         let width = v.value.width() / options.heads.key * options.heads.query;
         let mut out = Tensor::unwritten(self.pool, &[1, rows, width]); // (1, T, Hq·Dv)
         let (mut first, lsh) = (0, call.attention.mask.lsh_buckets());

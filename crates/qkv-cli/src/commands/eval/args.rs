@@ -1,10 +1,9 @@
 //! The arguments of `qkv eval`.
 
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
-use crate::device::{self, DEVICE, PRECISION};
+use crate::device::{self, BATCH_INVARIANT, DEVICE, InferenceDevice, PRECISION};
 use crate::search::{SEARCH, SearchArgs};
 use qkv_models::metrics::words::Words;
-use qkv_nn::Device;
 use std::path::PathBuf;
 
 /// The arguments.
@@ -50,7 +49,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "Print one JSON object"),
         ],
     ),
-    ("Computation", &[DEVICE, PRECISION, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, PRECISION, THREADS]),
 ];
 
 /// Command lines to start from.
@@ -81,7 +80,7 @@ pub(crate) struct EvalArgs {
     pub tokenize: Words,
     pub json: bool,
     pub threads: Option<usize>,
-    pub device: Device,
+    pub device: InferenceDevice,
     pub int8: bool,
 }
 
@@ -106,7 +105,7 @@ impl EvalArgs {
             },
             json: matches.switch("json"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
             int8: device::parse_int8(matches),
         })
     }

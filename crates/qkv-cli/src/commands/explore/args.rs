@@ -1,8 +1,7 @@
 //! The arguments of `qkv explore`.
 
 use crate::arguments::{Argument, Arguments, Kind, Matches, THREADS};
-use crate::device::{self, DEVICE};
-use qkv_nn::Device;
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
@@ -56,7 +55,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("open", Kind::Switch, "Open the page in a browser"),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, THREADS]),
 ];
 
 /// Command lines to start from.
@@ -85,7 +84,7 @@ pub(crate) struct ExploreArgs {
     pub port: u16,
     pub open: bool,
     pub threads: Option<usize>,
-    pub device: Device,
+    pub device: InferenceDevice,
 }
 
 impl ExploreArgs {
@@ -109,7 +108,7 @@ impl ExploreArgs {
             port: matches.count("port").and_then(|port| u16::try_from(port).ok()).unwrap_or(0),
             open: matches.switch("open"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
         })
     }
 }

@@ -1,10 +1,9 @@
 //! The arguments of `qkv generate`.
 
 use crate::arguments::{ADAPTER, Argument, Arguments, Kind, Matches, THREADS};
-use crate::device::{self, DEVICE};
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice};
 use crate::search::{MIN_P, NO_CACHE, NO_REPEAT, REPETITION_PENALTY, SAMPLING_SEED, TEMPERATURE, TOP_K, TOP_P};
 use qkv_models::{Generation, Sampling};
-use qkv_nn::Device;
 use std::path::PathBuf;
 
 const GREEDY: &[&str] = &["greedy"];
@@ -71,7 +70,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .requires(&["scores"]),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS, NO_CACHE]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, THREADS, NO_CACHE]),
 ];
 
 /// Command lines to start from.
@@ -118,7 +117,7 @@ pub(crate) struct GenerateArgs {
     pub scores: Option<PathBuf>,
     pub one_by_one: bool,
     pub threads: Option<usize>,
-    pub device: Device,
+    pub device: InferenceDevice,
 }
 
 impl GenerateArgs {
@@ -150,7 +149,7 @@ impl GenerateArgs {
             scores: matches.path("scores"),
             one_by_one: matches.switch("one-by-one"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
         }
     }
 

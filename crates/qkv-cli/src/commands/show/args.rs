@@ -2,10 +2,9 @@
 
 use super::file_format::FileFormat;
 use crate::arguments::{Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
-use crate::device::{self, DEVICE};
+use crate::device::{BATCH_INVARIANT, DEVICE, InferenceDevice};
 use qkv_explore::draw::{Palette, Scale};
 use qkv_explore::{Links, pharaoh};
-use qkv_nn::Device;
 use std::path::PathBuf;
 
 /// The size of a PNG relative to the SVG.
@@ -102,7 +101,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
             Argument::new("json", Kind::Switch, "One JSON object for each text"),
         ],
     ),
-    ("Computation", &[DEVICE, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, THREADS]),
 ];
 
 /// Command lines to start from.
@@ -160,7 +159,7 @@ pub(crate) struct ShowArgs {
     pub mode: ShowMode,
     pub json: bool,
     pub threads: Option<usize>,
-    pub device: Device,
+    pub device: InferenceDevice,
 }
 
 impl ShowArgs {
@@ -200,7 +199,7 @@ impl ShowArgs {
             },
             json: matches.switch("json"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
         })
     }
 

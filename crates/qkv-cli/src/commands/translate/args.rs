@@ -1,9 +1,8 @@
 //! The arguments of `qkv translate`.
 
 use crate::arguments::{Argument, Arguments, Kind, MODEL_OR_EMBEDDED, Matches, THREADS};
-use crate::device::{self, DEVICE, PRECISION};
+use crate::device::{self, BATCH_INVARIANT, DEVICE, InferenceDevice, PRECISION};
 use crate::search::{SEARCH, SearchArgs};
-use qkv_nn::Device;
 use std::path::PathBuf;
 
 /// The arguments.
@@ -48,7 +47,7 @@ pub(crate) const ARGUMENTS: Arguments = &[
                 .conflicts(&["scores"]),
         ],
     ),
-    ("Computation", &[DEVICE, PRECISION, THREADS]),
+    ("Computation", &[DEVICE, BATCH_INVARIANT, PRECISION, THREADS]),
 ];
 
 /// Command lines to start from.
@@ -84,7 +83,7 @@ pub(crate) struct TranslateArgs {
     pub align: Option<AlignFormat>,
     pub json: bool,
     pub threads: Option<usize>,
-    pub device: Device,
+    pub device: InferenceDevice,
     pub int8: bool,
 }
 
@@ -106,7 +105,7 @@ impl TranslateArgs {
             }),
             json: matches.switch("json"),
             threads: matches.count("threads"),
-            device: device::parse(matches),
+            device: InferenceDevice::parse(matches),
             int8: device::parse_int8(matches),
         }
     }

@@ -29,7 +29,7 @@ impl<T: Float> Tape<'_, T> {
         backward: bool,
     ) -> qkv::Result<Option<(Tensor<T>, DeviceOutput<T>)>> {
         let counted = [call.lengths_on(operations), call.positions_on(operations)];
-        if let Some((device_call, out)) = self.softmax_on_device(operations, call, counted, backward)? {
+        if let Some((device_call, out)) = self.softmax_on_device(operations, call, counted, [backward, false])? {
             let Heads { query, key } = call.heads;
             let shape = [call.q.shape()[0], call.q.shape()[1], call.v.width() / key * query];
             let values = Tensor::on_device(operations, out.values, &shape); // (B, N, Hq·Dv)
@@ -73,25 +73,25 @@ impl<T: Float> Tape<'_, T> {
         Some(AdditiveCall { q, k, values, v, lengths, sizes, choice })
     }
 
-    /// A softmax over dot products on a device, with the key lengths and positions in device memory; `None` if only the
-    /// CPU can compute it.
-    fn softmax_on_device(
+    /// The device call of a softmax over dot products, with the key lengths and positions in device memory; `None` if
+    /// only the CPU can compute it.
+    fn softmax_call(
         &self,
         operations: &Operations,
         call: &SavedCall<T>,
         [key_lengths, positions]: [Option<Array>; 2],
-        backward: bool,
-    ) -> qkv::Result<Option<(AttentionCall, AttentionOutput)>> {
+        [backward, step]: [bool; 2],
+    ) -> Option<AttentionCall> {
         let ScoreParameters { w, v, scale, table, sinks } = call.parameters;
         let on_cpu = call.attention.entropy || call.center.is_some() || call.buckets.is_some();
         if on_cpu || w.is_some() || v.is_some() || call.attention.select != Select::Soft {
-            return Ok(None);
+            return None;
         }
         let (&[batch, n, _], &[_, m, _]) = (call.q.shape(), call.k.shape()) else {
             panic!("attention takes [B, L, H·D], not {:?} and {:?}", call.q.shape(), call.k.shape())
         };
         let rounded = |param: Option<Param>| param.map(|param| self.parameters.rounded_array(param, operations));
-        let device_call = AttentionCall {
+        Some(AttentionCall {
             attention: call.attention.clone(),
             inputs: [&call.q, &call.k, &call.v].map(|x| x.array(operations)),
             batch,
@@ -104,18 +104,49 @@ impl<T: Float> Tape<'_, T> {
             table_heads: table.map_or(1, |table| self.parameters.shape(table)[0]),
             seed: call.seed,
             backward,
-        };
-        match operations.attention(&device_call) {
-            Ok(out) => Ok(Some((device_call, out))),
-            Err(qkv_cuda::Error::CpuOnly { .. }) => Ok(None),
-            Err(qkv_cuda::Error::Refused(error)) => Err(error),
-            Err(error) => {
-                operations.fail(error);
-                let rows = batch * n * call.heads.query;
-                let values = operations.activations(rows * (call.v.width() / call.heads.key.max(1)));
-                Ok(Some((device_call, AttentionOutput { values, lse: operations.empty(Kind::F32, rows, "attention") })))
+            step,
+        })
+    }
+
+    /// A softmax over dot products on a device; `None` if only the CPU can compute it.
+    fn softmax_on_device(
+        &self,
+        operations: &Operations,
+        call: &SavedCall<T>,
+        counted: [Option<Array>; 2],
+        [backward, step]: [bool; 2],
+    ) -> qkv::Result<Option<(AttentionCall, AttentionOutput)>> {
+        let Some(call) = self.softmax_call(operations, call, counted, [backward, step]) else { return Ok(None) };
+        let out = softmax_into(operations, &call, operations.activations(call.output_len()))?;
+        Ok(out.map(|out| (call, out)))
+    }
+
+    /// Self-attention within each packed sequence on a device: sequences of equal length, next to each other, are one
+    /// batch. `None` if only the CPU can compute it.
+    pub(in crate::ops) fn attend_packed_on_device(
+        &self,
+        operations: &Operations,
+        call: &SavedCall<T>,
+        lengths: &[usize],
+    ) -> qkv::Result<Option<Tensor<T>>> {
+        let Some(whole) = self.softmax_call(operations, call, [None, None], [false; 2]) else { return Ok(None) };
+        let shape = [1, call.q.rows(), whole.output_len() / call.q.rows().max(1)];
+        let out = operations.activations(shape.iter().product());
+        let mut first = 0;
+        for equal in lengths.chunk_by(|a, b| a == b) {
+            let (rows, tokens) = (first..first + equal.len() * equal[0], call.q.rows());
+            let part = |array: &Array| {
+                let width = array.len() / tokens.max(1);
+                array.slice(rows.start * width..rows.end * width)
+            };
+            let inputs = whole.inputs.each_ref().map(part);
+            let call = AttentionCall { inputs, batch: equal.len(), lengths: [equal[0]; 2], ..whole.clone() };
+            if softmax_into(operations, &call, part(&out))?.is_none() {
+                return Ok(None);
             }
+            first = rows.end;
         }
+        Ok(Some(Tensor::on_device(operations, out, &shape))) // (1, T, Hq·Dv)
     }
 
     /// Attention to the first rows of a cache on a device; `None` if only the CPU can compute it.
@@ -151,14 +182,30 @@ impl<T: Float> Tape<'_, T> {
                 [kept.or_else(|| call.lengths_on(operations)), call.positions_on(operations)]
             }
         };
+        let step = cache.decode_batch().is_some() && new == 1;
         let [k, v] = rows.map(|array| {
             let width = array.len() / (batch * room).max(1);
             Tensor::on_device(operations, array, &[batch, room, width])
         });
         (call.k, call.v) = (k, v);
-        let Some((_, out)) = self.softmax_on_device(operations, call, counted, false)? else { return Ok(None) };
+        let Some((_, out)) = self.softmax_on_device(operations, call, counted, [false, step])? else { return Ok(None) };
         let width = call.v.width() / call.heads.key * call.heads.query;
         Ok(Some(Tensor::on_device(operations, out.values, &[batch, new, width])))
+    }
+}
+
+/// Computes a call into `values`; `None` if only the CPU can compute it. A failure of the device is remembered, and
+/// what it should have computed is then undefined.
+fn softmax_into(operations: &Operations, call: &AttentionCall, values: Array) -> qkv::Result<Option<AttentionOutput>> {
+    match operations.attention_into(call, values.clone()) {
+        Ok(out) => Ok(Some(out)),
+        Err(qkv_cuda::Error::CpuOnly { .. }) => Ok(None),
+        Err(qkv_cuda::Error::Refused(error)) => Err(error),
+        Err(error) => {
+            operations.fail(error);
+            let rows = call.batch * call.lengths[0] * call.heads[0];
+            Ok(Some(AttentionOutput { values, lse: operations.empty(Kind::F32, rows, "attention") }))
+        }
     }
 }
 

@@ -1,0 +1,58 @@
+// Products for batch-invariant inference: the order of a row's sum depends on the width alone, not on the number of
+// rows, and is that of the kernels for few rows.
+
+// Outputs of a warp of `many_rows`.
+#define OUTPUTS_EACH 4
+
+// Adds up OUTPUTS_EACH · 8 sums over a warp; lane l gets sum l. Each pair of lanes that `warp_sum` adds is added here,
+// so the bits are the same, but a lane keeps only half of its sums at each level.
+__device__ __forceinline__ float scattered_warp_sum(float (&sums)[32]) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) {
+        bool upper = lane & by;
+#pragma unroll
+        for (int at = 0; at < by; at++) {
+            float kept = upper ? sums[at + by] : sums[at], given = upper ? sums[at] : sums[at + by];
+            sums[at] = kept + __shfl_xor_sync(FULL_WARP, given, by);
+        }
+    }
+    return sums[0];
+}
+
+// y[r, o] = Σᵢ x[r, i] · w[o, i] + bias[o] + residual[r, o] for any number of rows, which are `x_stride` and `y_stride`
+// elements apart: a block for eight rows. Blocks that read the same weights run side by side.
+extern "C" __global__ void many_rows(const T* x, const T* w, const T* bias, T* y, const T* residual, u32 rows,
+                                     int inner, int outputs, u32 x_stride, u32 y_stride) {
+    u32 groups = (rows + 7) / 8, first = blockIdx.x % groups * 8, here = rows - first < 8 ? rows - first : 8;
+    int output = int(blockIdx.x / groups * (blockDim.x / 32) + threadIdx.x / 32) * OUTPUTS_EACH;
+    const T* weights[OUTPUTS_EACH];
+#pragma unroll
+    for (int at = 0; at < OUTPUTS_EACH; at++) weights[at] = w + u64(output + at < outputs ? output + at : 0) * inner;
+    float sums[OUTPUTS_EACH][8] = {}, all[OUTPUTS_EACH * 8];
+    lane_products<8, OUTPUTS_EACH>(x + u64(first) * x_stride, x_stride, {nullptr, nullptr, 0.0f}, weights,
+                                   output < outputs, here, inner, sums, [] {});
+#pragma unroll
+    for (int at = 0; at < OUTPUTS_EACH * 8; at++) all[at] = sums[at / 8][at % 8];
+    float sum = scattered_warp_sum(all);
+    u32 row = threadIdx.x % 8;
+    output += threadIdx.x % 32 / 8;
+    if (row >= here || output >= outputs) return;
+    y += u64(first) * y_stride;
+    if (residual) residual += u64(first) * y_stride;
+    end_output(sum, bias, residual, y, row, output, int(y_stride));
+}
+
+// The same for rows that are not aligned to 16 bytes: a thread for each element.
+extern "C" __global__ void unaligned_rows(const T* x, const T* w, const T* bias, T* y, const T* residual, u32 rows,
+                                          int inner, int outputs, u32 x_stride, u32 y_stride) {
+    in_turn();
+    FOR_EACH(rows * u32(outputs)) {
+        u32 row = at / u32(outputs);
+        int output = int(at % u32(outputs));
+        float sum = 0.0f;
+        for (int i = 0; i < inner; i++)
+            sum = fmaf(widen(x[u64(row) * x_stride + i]), widen(w[u64(output) * inner + i]), sum);
+        end_output(sum, bias, residual, y, row, output, int(y_stride));
+    }
+}
