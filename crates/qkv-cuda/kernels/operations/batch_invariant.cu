@@ -3,27 +3,29 @@
 
 // Outputs of a warp of `many_rows`.
 #define OUTPUTS_EACH 4
+// Its blocks on a multiprocessor.
+#define MANY_ROWS_BLOCKS 2
 
-// Adds up OUTPUTS_EACH · 8 sums over a warp; lane l gets sum l. Each pair of lanes that `warp_sum` adds is added here,
-// so the bits are the same, but a lane keeps only half of its sums at each level.
-__device__ __forceinline__ float scattered_warp_sum(float (&sums)[32]) {
-    int lane = threadIdx.x % 32;
+// Adds up 2 · BY sums over the lanes of a warp that differ in the bits of BY and below; each gets the sum with the
+// number that these bits are. Lanes are added in the pairs of `warp_sum`, so the bits are the same, but a lane keeps
+// only half of its sums at each level.
+template <int BY> __device__ __forceinline__ float scattered_warp_sum(const float (&sums)[2 * BY]) {
+    bool upper = threadIdx.x & BY;
+    float kept[BY];
 #pragma unroll
-    for (int by = 16; by > 0; by /= 2) {
-        bool upper = lane & by;
-#pragma unroll
-        for (int at = 0; at < by; at++) {
-            float kept = upper ? sums[at + by] : sums[at], given = upper ? sums[at] : sums[at + by];
-            sums[at] = kept + __shfl_xor_sync(FULL_WARP, given, by);
-        }
+    for (int at = 0; at < BY; at++) {
+        float mine = upper ? sums[at + BY] : sums[at], given = upper ? sums[at] : sums[at + BY];
+        kept[at] = mine + __shfl_xor_sync(FULL_WARP, given, BY);
     }
-    return sums[0];
+    if constexpr (BY == 1) return kept[0];
+    else return scattered_warp_sum<BY / 2>(kept);
 }
 
 // y[r, o] = Σᵢ x[r, i] · w[o, i] + bias[o] + residual[r, o] for any number of rows, which are `x_stride` and `y_stride`
 // elements apart: a block for eight rows. Blocks that read the same weights run side by side.
-extern "C" __global__ void many_rows(const T* x, const T* w, const T* bias, T* y, const T* residual, u32 rows,
-                                     int inner, int outputs, u32 x_stride, u32 y_stride) {
+extern "C" __global__ void __launch_bounds__(256, MANY_ROWS_BLOCKS)
+    many_rows(const T* x, const T* w, const T* bias, T* y, const T* residual, u32 rows, int inner, int outputs,
+              u32 x_stride, u32 y_stride) {
     u32 groups = (rows + 7) / 8, first = blockIdx.x % groups * 8, here = rows - first < 8 ? rows - first : 8;
     int output = int(blockIdx.x / groups * (blockDim.x / 32) + threadIdx.x / 32) * OUTPUTS_EACH;
     const T* weights[OUTPUTS_EACH];
@@ -34,7 +36,7 @@ extern "C" __global__ void many_rows(const T* x, const T* w, const T* bias, T* y
                                    output < outputs, here, inner, sums, [] {});
 #pragma unroll
     for (int at = 0; at < OUTPUTS_EACH * 8; at++) all[at] = sums[at / 8][at % 8];
-    float sum = scattered_warp_sum(all);
+    float sum = scattered_warp_sum<16>(all);
     u32 row = threadIdx.x % 8;
     output += threadIdx.x % 32 / 8;
     if (row >= here || output >= outputs) return;

@@ -167,7 +167,7 @@ __device__ __forceinline__ void lane_products(const T* x, u32 stride, const RowN
                 for (int m = 0; m < N; m++) add_products(early[m][part], tile, col, width, sums[m]);
             }
         }
-#pragma unroll 4
+#pragma unroll(N > 2 ? 1 : 4)
         for (; col < width; col += STEP) {
 #pragma unroll
             for (int m = 0; m < N; m++)
