@@ -108,7 +108,7 @@ impl Encoder {
     /// If the model was not trained for classes, or computes NaN.
     pub fn classify<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         self.is_for(Head::Classes)?;
-        let tokens: Vec<_> = texts.iter().map(|text| self.tokens(text.as_ref(), None, usize::MAX)).collect();
+        let tokens = self.all_tokens(texts, usize::MAX);
         Ok(probabilities(&self.scores(&tokens, machine)?.concat(), self.config.labels.len()))
     }
 

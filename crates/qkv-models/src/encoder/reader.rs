@@ -15,8 +15,12 @@ use crate::text::tokenizer::Tokenizer;
 use crate::{Architecture, Error, Result, finite};
 use qkv_nn::layers::Builder;
 use qkv_nn::{Machine, Parameters, Pool, Tape};
+use rayon::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
+
+/// The fewest texts that are worth a task of their own when they are tokenized.
+const MIN_TEXTS: usize = 16;
 
 /// How the hidden states of a text are pooled into a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,6 +235,12 @@ impl Encoder {
         (ids, segments)
     }
 
+    /// Tokens and segments of texts, by all threads.
+    pub(super) fn all_tokens<S: AsRef<str>>(&self, texts: &[S], longest: usize) -> Vec<(Vec<u32>, Vec<u32>)> {
+        let texts: Vec<&str> = texts.iter().map(AsRef::as_ref).collect();
+        texts.into_par_iter().with_min_len(MIN_TEXTS).map(|text| self.tokens(text, None, longest)).collect()
+    }
+
     /// Runs `body` on the parts of packed texts; results are returned in the order of the texts.
     fn in_parts<R: Send>(
         &self,
@@ -257,7 +267,7 @@ impl Encoder {
     /// If the model computes NaN.
     pub fn embed<S: AsRef<str>>(&self, texts: &[S], machine: &Machine) -> Result<Vec<Vec<f32>>> {
         let Pooling { mean, normalised, longest } = self.pooling;
-        let tokens: Vec<_> = texts.iter().map(|text| self.tokens(text.as_ref(), None, longest)).collect();
+        let tokens = self.all_tokens(texts, longest);
         self.in_parts(&tokens, machine, |tape, texts| {
             let x = self.model.packed(tape, texts)?; // [1, T, C]
             finite::check(x.value().data(), &self.parameters)?;
