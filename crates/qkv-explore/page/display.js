@@ -46,7 +46,7 @@ export function buildDisplay() {
     box('merge subwords', 'words', { title: 'a weight to a word is the sum over its tokens; a word’s row is the mean of its tokens’ rows' }),
     box('hide special tokens', 'special', { flips: true }),
     box('hide the first key (sink)', 'sink', { flips: true, title: 'the first token often takes the weight that a head gives to no other' }),
-    box('renormalize rows', 'renormalise', { title: 'what is left of each row is divided by its sum: no longer the weights that the model used' }),
+    box('renormalize rows', 'renormalize', { title: 'what is left of each row is divided by its sum: no longer the weights that the model used' }),
     massSlider());
   const layout = segments('Lines', 'layout', [['auto', 'auto', 'across for Chinese, Japanese and Korean'], ['across', 'across', 'two rows'], ['down', 'down', 'two columns']]);
   followers.push((state, run) => { // only controls that affect the current view

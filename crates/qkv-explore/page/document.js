@@ -37,7 +37,7 @@ function open(host, pane) {
   const how = h('span', { class: 'segments', role: 'group', 'aria-label': 'Shading of words' });
   const status = h('p', { class: 'quiet status', 'aria-hidden': 'true' });
   host.append(h('div', { class: 'knobs' }, h('span', {}, 'words ', how), status), body);
-  const note = h('p', { class: 'quiet note' }, 'The bar beside a sentence is its share of the document; over all sentences they sum to 1, as the words of a sentence do. Words are shaded by how far their share lies above an even one.');
+  const note = h('p', { class: 'quiet note' }, 'The bar beside a sentence is its share of the document; over all sentences they sum to 1, as the words of a sentence do. Words are shaded by how far their weight lies above uniform.');
   pane.element.append(note);
   let [shares, words, shown, lines] = [null, null, null, null];
 

@@ -75,8 +75,9 @@ function open(host, pane) {
   function draw(state) {
     const shades = palette(state.palette, 'dark');
     const measure = scale(state.scale, values.subarray(1));
-    look = { shades, measure, token: query(state) };
+    // Measured once: drawing may make a scroll bar appear, and both pictures have one size.
     const [width, height] = size();
+    look = { shades, measure, token: query(state), size: [width, height] };
     const context = sized(plain, width, height);
     context.imageSmoothingEnabled = form.width >= width;
     context.drawImage(image, 0, 0, width, height);
@@ -85,7 +86,7 @@ function open(host, pane) {
   }
 
   function paintOver() {
-    const [width, height] = size();
+    const [width, height] = look.size;
     const context = sized(over, width, height);
     lay(context, [width, height], look.measure, look.shades);
     const [w, t] = [width / across, height / down];

@@ -41,7 +41,7 @@ export function matrix(weights, [n, m], [queries, keys], display) {
       values[r * cols.length + c] = value;
       total += value;
     });
-    if (display.renormalise && total > 0) for (let c = 0; c < cols.length; c++) values[r * cols.length + c] /= total;
+    if (display.renormalize && total > 0) for (let c = 0; c < cols.length; c++) values[r * cols.length + c] /= total;
   });
   return { rows, cols, values, sums, kept: display.mass < 1 ? heaviest(values, cols.length, display.mass) : null };
 }

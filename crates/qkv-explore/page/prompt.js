@@ -40,7 +40,7 @@ export class Prompt {
     const words = () => this.input?.value.trim() || run.text || first.examples?.[0] || '';
     const pick = chooser(run, ({ id, takes_text: types }) => this.ask({ model: id, text: id === null ? null : types ? words() : '', target: null }));
     this.input = this.target = null;
-    fill(this.host, takes ? this.form(run, state, pick) : h('div', { class: 'ask' }, h('p', { class: 'given' }, run.text || model(run.model)?.name || 'a captured run'), pick),
+    fill(this.host, takes ? this.form(run, state, pick) : h('div', { class: 'ask' }, h('p', { class: 'given' }, run.text || model(run.model)?.name || 'a recording'), pick),
       h('div', { class: 'reply' }, run.output ? h('p', { class: run.output.length > 90 ? 'answer long' : 'answer', id: this.side === 'a' ? 'output' : undefined }, run.output) : null,
         takes && this.side === 'a' ? this.examples(run) : null));
   }

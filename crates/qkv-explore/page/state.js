@@ -27,7 +27,7 @@ const choices = {
   at: [null, numbers(fraction)], pool: ['max', among('max', 'mean')], sort: [null, words],
   // how it is drawn
   scale: [null, among('linear', 'log', 'rank')], palette: ['sea', words], theme: ['auto', among('auto', 'light', 'dark')],
-  words: [false, flag], special: [true, flag], sink: [true, flag], renormalise: [false, flag],
+  words: [false, flag], special: [true, flag], sink: [true, flag], renormalize: [false, flag],
   mass: [1, fraction], layout: ['auto', among('auto', 'across', 'down')],
 };
 

@@ -113,7 +113,11 @@ impl Observer {
             Observer::Generator(_) => "Generate",
             Observer::Speaker(_) => "Speak",
             Observer::Encoder(_) => "Run",
-            _ => "Look",
+            Observer::Han(_) | Observer::Vit(..) => "Classify",
+            Observer::Describer(..) => "Describe",
+            Observer::Vqa(..) => "Answer",
+            Observer::Detector(..) => "Detect",
+            Observer::Recognizer(..) => "Transcribe",
         }
     }
 

@@ -12,6 +12,7 @@ use crate::lanes::Lanes;
 use crate::number::Element;
 use crate::prefetch::{prefetch, prefetch_second};
 use crate::team::Team;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -332,19 +333,20 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
                 false => (w, 0),
             };
             // The sums go through memory before and after the loop, in loops small enough to be unrolled: otherwise
-            // they would be kept in memory inside it, too.
-            let mut lanes = [[[0.0f32; LANES]; PANELS]; ROWS];
+            // they would be kept in memory inside it, too. That memory is not cleared: every lane is stored before it
+            // is loaded.
+            let mut lanes = [[[MaybeUninit::<f32>::uninit(); LANES]; PANELS]; ROWS];
             if depth.start > 0 {
                 for (r, lanes) in lanes.iter_mut().enumerate() {
                     for (p, lanes) in lanes.iter_mut().enumerate() {
                         let first = (panel + p) * LANES;
                         let from = self.out.add((row + r) * across + first);
-                        f32::lanes::<V>(from, LANES.min(across - first)).store(lanes.as_mut_ptr());
+                        f32::lanes::<V>(from, LANES.min(across - first)).store(lanes.as_mut_ptr().cast());
                     }
                 }
                 for r in 0..ROWS {
                     for p in 0..PANELS {
-                        sums[r][p] = V::load(lanes[r][p].as_ptr());
+                        sums[r][p] = V::load(lanes[r][p].as_ptr().cast());
                     }
                 }
             }
@@ -372,12 +374,12 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
             }
             for r in 0..ROWS {
                 for p in 0..PANELS {
-                    sums[r][p].store(lanes[r][p].as_mut_ptr());
+                    sums[r][p].store(lanes[r][p].as_mut_ptr().cast());
                 }
             }
             for (r, lanes) in lanes.iter().enumerate() {
                 for (p, lanes) in lanes.iter().enumerate() {
-                    let (sum, first) = (V::load(lanes.as_ptr()), (panel + p) * LANES);
+                    let (sum, first) = (V::load(lanes.as_ptr().cast()), (panel + p) * LANES);
                     let (out, left) = (self.out.add((row + r) * across + first), LANES.min(across - first));
                     let y = match depth.end == width {
                         true => self.finish.apply(sum, [row + r, across], [first, left]),

@@ -191,7 +191,7 @@ fn joined_hidden_and_dropped_tokens_leave_the_sums_that_are_promised() {
               const keys = [token('<s>', null, true), token('▁to', 0), token('day', 0), token('.', 1)];
               const queries = [token('a', 0), token('b', 1), token('c', 1)];
               const weights = Float32Array.of(0.5, 0.25, 0.125, 0.125, 0, 0.5, 0.25, 0.25, 1, 0, 0, 0);
-              const plain = {{ words: false, special: true, sink: true, renormalise: false, mass: 1 }};
+              const plain = {{ words: false, special: true, sink: true, renormalize: false, mass: 1 }};
               const made = matrix(weights, [3, 4], [queries, keys], {{ ...plain, ...{display} }});
               return {{ rows: made.rows.map(r => r.label), cols: made.cols.map(c => c.label), values: [...made.values],
                         sums: [...made.sums], kept: made.kept && [...made.kept] }}; }})()"
@@ -206,7 +206,7 @@ fn joined_hidden_and_dropped_tokens_leave_the_sums_that_are_promised() {
     let hidden = browser.eval(&made("{ special: false }"));
     assert_eq!(hidden["values"], serde_json::json!([0.25, 0.125, 0.125, 0.5, 0.25, 0.25, 0, 0, 0]));
     assert_eq!(hidden["sums"], serde_json::json!([1, 1, 1]));
-    let again = browser.eval(&made("{ sink: false, renormalise: true }"));
+    let again = browser.eval(&made("{ sink: false, renormalize: true }"));
     assert_eq!(again["values"], serde_json::json!([0.5, 0.25, 0.25, 0.5, 0.25, 0.25, 0, 0, 0]));
     // The fewest weights that reach the fraction: ½ + ¼ in the first row, ½ + ¼ in the second, the 1 in the third.
     let kept = browser.eval(&made("{ mass: 0.75 }"));
