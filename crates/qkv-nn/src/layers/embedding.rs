@@ -41,10 +41,11 @@ pub struct Embedding {
 /// fractional positions between it and the next.
 pub(super) fn sinusoids(positions: usize, parts: usize, width: usize) -> Vec<f64> {
     let mut table = vec![0.0; positions * parts * width];
+    let wavelengths: Vec<f64> = (0..width).map(|x| 1e4f64.powf((x / 2 * 2) as f64 / width as f64)).collect();
     for (row_index, row) in table.chunks_exact_mut(width).enumerate() {
         let p = row_index as f64 / parts as f64;
-        for (x, value) in row.iter_mut().enumerate() {
-            let angle = p / 1e4f64.powf((x / 2 * 2) as f64 / width as f64);
+        for (x, (value, wavelength)) in row.iter_mut().zip(&wavelengths).enumerate() {
+            let angle = p / wavelength;
             *value = if x % 2 == 0 { angle.sin() } else { angle.cos() };
         }
     }

@@ -22,6 +22,12 @@ pub(super) fn narrow(values: &[f32], count: usize, width: usize) -> Result<(Vec<
 
 /// Dequantizes a matrix.
 pub(super) fn widen(bytes: &[u8], scales: &[f32], width: usize) -> Vec<f32> {
-    let rows = bytes.chunks_exact(width.max(1)).zip(scales);
-    rows.flat_map(|(row, scale)| row.iter().map(move |&b| f32::from(b as i8) * scale)).collect()
+    let mut values = vec![0.0; bytes.len()];
+    let rows = values.chunks_exact_mut(width.max(1)).zip(bytes.chunks_exact(width.max(1)));
+    for ((to, from), scale) in rows.zip(scales) {
+        for (to, &byte) in to.iter_mut().zip(from) {
+            *to = f32::from(byte as i8) * scale;
+        }
+    }
+    values
 }
