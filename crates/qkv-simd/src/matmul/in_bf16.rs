@@ -21,6 +21,10 @@ const TOGETHER: usize = 16;
 /// Chunks of the depth that are multiplied at a time: 1,024 elements, or 256 KiB of either operand in one task.
 const CHUNKS: usize = 32;
 
+/// Bytes of `B` that are packed at a time, unless a block of panels is longer: the logits of a large vocabulary would
+/// otherwise need a copy of the whole token table.
+const RIGHT_BYTES: usize = if cfg!(test) { 64 << 10 } else { 8 << 20 };
+
 /// Whether an instruction set has [`matmul_bf16`].
 pub fn has_bf16_products(isa: Isa) -> bool {
     Bf16Gemm::available(isa)
@@ -58,48 +62,52 @@ pub fn matmul_bf16(
     // Fewer panels per task if there would be too few tasks.
     let (down, enough) = (m.div_ceil(ROWS), 3 * threads);
     let each = [PANELS, PANELS / 2].into_iter().find(|each| down * panels.div_ceil(*each) >= enough).unwrap_or(2);
-    let order = TaskOrder { down, across: panels.div_ceil(each) };
-    let PackBuffers { left, right } = packed;
-    let left = left.blocks(order.down, ROWS.min(m.div_ceil(SIDE) * SIDE) * pitch);
-    let right = right.blocks(order.across, each.min(panels) * chunks * BLOCK);
+    let (across, size) = (panels.div_ceil(each), each.min(panels) * chunks * BLOCK);
+    let held = (RIGHT_BYTES / (size * size_of::<bf16>())).max(1);
+    let PackBuffers { left, right: right_buffer } = packed;
+    let left = left.blocks(down, ROWS.min(m.div_ceil(SIDE) * SIDE) * pitch);
     let c = Columns::new(c, n);
-    for_each_task(threads, order.down * order.across, Vec::new, |tile: &mut Vec<f32>, task| {
-        let (row_block, panel_block) = order.of(task);
-        let (row, first) = (row_block * ROWS, panel_block * each);
-        let (rows, panels) = (ROWS.min(m - row), each.min(panels - first));
-        let columns = first * SIDE..((first + panels) * SIDE).min(n);
-        let gemm = Bf16Gemm::new(isa).expect("just checked to be available");
-        let (right, _) = right.get(panel_block, |out| pack_b(&gemm, &b, columns.clone(), out));
-        let (left, _) = left.get(row_block, |out| pack_a(&gemm, &a, row..row + rows, out));
-        let left = PackedA { data: left, row: pitch };
-        let right = PackedB { data: right, chunks, non_temporal: false };
-        let (width, kept) = (panels * SIDE, columns.len());
-        let whole = rows % SIDE == 0 && kept == width;
-        if !whole {
-            // Through a tile of whole panels.
-            tile.resize(ROWS * width, 0.0);
-            for (r, tile) in tile.chunks_exact_mut(width).take(if add { rows } else { 0 }).enumerate() {
-                // SAFETY: these rows and columns belong to this task alone.
-                tile[..kept].copy_from_slice(unsafe { c.part(row + r, &columns) });
+    for start in (0..across).step_by(held) {
+        let order = TaskOrder { down, across: held.min(across - start) };
+        let right = right_buffer.blocks(order.across, size);
+        for_each_task(threads, order.down * order.across, Vec::new, |tile: &mut Vec<f32>, task| {
+            let (row_block, panel_block) = order.of(task);
+            let (row, first) = (row_block * ROWS, (start + panel_block) * each);
+            let (rows, panels) = (ROWS.min(m - row), each.min(panels - first));
+            let columns = first * SIDE..((first + panels) * SIDE).min(n);
+            let gemm = Bf16Gemm::new(isa).expect("just checked to be available");
+            let (right, _) = right.get(panel_block, |out| pack_b(&gemm, &b, columns.clone(), out));
+            let (left, _) = left.get(row_block, |out| pack_a(&gemm, &a, row..row + rows, out));
+            let left = PackedA { data: left, row: pitch };
+            let right = PackedB { data: right, chunks, non_temporal: false };
+            let (width, kept) = (panels * SIDE, columns.len());
+            let whole = rows % SIDE == 0 && kept == width;
+            if !whole {
+                // Through a tile of whole panels.
+                tile.resize(ROWS * width, 0.0);
+                for (r, tile) in tile.chunks_exact_mut(width).take(if add { rows } else { 0 }).enumerate() {
+                    // SAFETY: these rows and columns belong to this task alone.
+                    tile[..kept].copy_from_slice(unsafe { c.part(row + r, &columns) });
+                }
             }
-        }
-        for from in (0..chunks).step_by(CHUNKS) {
-            let (depth, add) = (from..(from + CHUNKS).min(chunks), add || from > 0);
-            if whole {
+            for from in (0..chunks).step_by(CHUNKS) {
+                let (depth, add) = (from..(from + CHUNKS).min(chunks), add || from > 0);
+                if whole {
+                    // SAFETY: as above.
+                    unsafe {
+                        gemm.product_raw(c.target(row..row + rows, &columns, add), left, right, rows, 0..panels, depth)
+                    };
+                } else {
+                    let to = if add { Target::accumulate(tile, width) } else { Target::overwrite(tile, width) };
+                    gemm.product(to, left, right, rows, 0..panels, depth);
+                }
+            }
+            for (r, tile) in tile.chunks_exact(width).take(if whole { 0 } else { rows }).enumerate() {
                 // SAFETY: as above.
-                unsafe {
-                    gemm.product_raw(c.target(row..row + rows, &columns, add), left, right, rows, 0..panels, depth)
-                };
-            } else {
-                let to = if add { Target::accumulate(tile, width) } else { Target::overwrite(tile, width) };
-                gemm.product(to, left, right, rows, 0..panels, depth);
+                unsafe { c.part(row + r, &columns) }.copy_from_slice(&tile[..kept]);
             }
-        }
-        for (r, tile) in tile.chunks_exact(width).take(if whole { 0 } else { rows }).enumerate() {
-            // SAFETY: as above.
-            unsafe { c.part(row + r, &columns) }.copy_from_slice(&tile[..kept]);
-        }
-    });
+        });
+    }
     true
 }
 
