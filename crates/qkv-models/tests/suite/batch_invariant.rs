@@ -118,7 +118,7 @@ fn translations_and_their_scores_have_the_same_bits_alone_and_in_a_batch() {
             for (source, together) in sources.iter().zip(together).skip(1).take(3) {
                 let alone = run(std::slice::from_ref(source)).remove(0);
                 let bits = |found: &[qkv_models::Hypothesis]| -> Vec<(Vec<u32>, u64)> {
-                    found.iter().map(|one| (one.tokens.clone(), f64::from(one.log_probability).to_bits())).collect()
+                    found.iter().map(|one| (one.tokens.clone(), one.log_probability.to_bits())).collect()
                 };
                 assert_eq!(bits(&alone), bits(&together), "{name}, {} tokens, {search:?}, {machine:?}", source.len());
             }
