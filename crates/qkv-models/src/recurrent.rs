@@ -122,7 +122,7 @@ impl Recurrent {
         let decoder = Gru::new(&mut at.at("decoder.rnn"), inputs, hidden, layers, false, dropout);
         let mut place = at.at("decoder.attention");
         let attention =
-            RecurrentAttention::new(&mut place, &config.attention, hidden, memory, attention_width, entropy)?;
+            RecurrentAttention::new(&mut place, &config.attention, hidden, memory, attention_width, entropy);
         let combine = Linear::new(&mut at.at("decoder.combine"), hidden + memory, d_model, true);
         Ok(Recurrent { source, target, output, encoder, bridge, decoder, attention, combine, style, dropout })
     }

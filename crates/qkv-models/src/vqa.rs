@@ -112,7 +112,7 @@ impl VqaNetwork {
             let mut place = at.at(&format!("hops.{hop}"));
             RecurrentAttention::new(&mut place, &Attention::additive(), d_model, d_model, d_model, 0.0)
         };
-        let hops = (0..config.hops).map(|at_| Ok(hop(at_, at)?)).collect::<Result<_>>()?;
+        let hops = (0..config.hops).map(|at_| hop(at_, at)).collect();
         let head = Linear::new(&mut at.at("head"), d_model, config.labels.len(), true);
         Ok(VqaNetwork { image, tokens, words, norm, hops, head, dropout: config.dropout })
     }

@@ -13,6 +13,7 @@ use crate::metrics::answers::Answers;
 use crate::metrics::bleu::Bleu;
 use crate::metrics::captions::Captions;
 use crate::metrics::chrf::Chrf;
+use crate::metrics::classes;
 use crate::metrics::detection::{AveragePrecision, ScoredBox};
 use crate::metrics::entities::Entities;
 use crate::metrics::exact::Exact;
@@ -229,7 +230,7 @@ fn of_classes(found: &[Vec<f32>], there: &[&str], names: &[String], step: u64) -
         loss: nll,
         perplexity: perplexity(nll),
         exact: 100.0 * right as f64 / there.len().max(1) as f64,
-        f1: mean_f1(&said, there),
+        f1: classes::macro_f1(&classes::of(&said, there).expect("a class is predicted for each")),
         sentences: there.len(),
         measured: Measured::Classes,
         ..Validation::default()
@@ -288,14 +289,3 @@ fn loss_of(encoder: &Encoder, examples: &[Example], machine: &Machine, pool: &Po
 
 /// Texts per batch.
 const TOGETHER: usize = 16;
-
-/// Macro F1: the mean over the classes in the references.
-fn mean_f1(said: &[&str], there: &[&str]) -> f64 {
-    let names: std::collections::BTreeSet<&str> = there.iter().copied().collect();
-    let of = |name: &str| {
-        let right = said.iter().zip(there).filter(|(said, there)| **said == name && **there == name).count();
-        let both = said.iter().chain(there).filter(|other| **other == name).count();
-        200.0 * right as f64 / both.max(1) as f64
-    };
-    names.iter().map(|name| of(name)).sum::<f64>() / names.len().max(1) as f64
-}

@@ -71,9 +71,6 @@ impl RecurrentAttention {
     /// Attention from states of width `query` to memories of width `key`. The additive score projects both to `width`;
     /// other scores project the query if the widths differ, except general, which uses its own matrix. With `local`,
     /// two linear maps predict the center (Luong's local-p).
-    ///
-    /// # Errors
-    /// None at present.
     pub fn new<T: Float>(
         at: &mut Builder<'_, T>,
         attention: &Attention,
@@ -81,7 +78,7 @@ impl RecurrentAttention {
         key: usize,
         width: usize,
         entropy: f64,
-    ) -> qkv::Result<Self> {
+    ) -> Self {
         let mut linear = |name: &str, inputs, outputs| Linear::new(&mut at.at(name), inputs, outputs, false);
         let (q, k) = match attention.score {
             Score::Additive => (Some(linear("query", query, width)), Some(linear("key", key, width))),
@@ -99,7 +96,7 @@ impl RecurrentAttention {
             sinks: attention.sinks.then(|| at.add("score.sinks", &[1], Init::Zeros)),
         };
         let (attention, label) = (attention.clone(), at.label());
-        Ok(RecurrentAttention { attention, query: q, key: k, parameters, center, entropy, label })
+        RecurrentAttention { attention, query: q, key: k, parameters, center, entropy, label }
     }
 
     /// Projects the encoder's states `values [B, M, C]`, of which the first `lengths[b]` are not padding, to keys.

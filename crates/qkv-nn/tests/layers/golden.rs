@@ -186,7 +186,7 @@ fn attention_of_recurrent_decoders_is_as_the_papers_write_it() {
     for (name, attention) in [("bahdanau", Attention::additive()), ("luong general", Attention::general())] {
         let mut parameters = Parameters::new();
         let mut at = Builder::new(&mut parameters, 1);
-        let layer = RecurrentAttention::new(&mut at.at("att"), &attention, 4, 6, 3, 0.0).unwrap();
+        let layer = RecurrentAttention::new(&mut at.at("att"), &attention, 4, 6, 3, 0.0);
         let parameters = filled(parameters);
         check(name, &parameters, &[("q", &[2, 1, 4]), ("k", &[2, 5, 6])], |tape, x| {
             let memory = layer.memory(tape, x[1].clone(), None);
