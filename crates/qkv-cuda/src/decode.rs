@@ -8,7 +8,6 @@ use crate::driver::Kernel;
 use crate::error::{Error, Result};
 use crate::general::{Splits, forward_params};
 use crate::general_params::GeneralParams;
-use crate::kernel_abi::SPLIT_KEYS;
 use crate::memory::Dtype;
 use crate::program::{Kind, Program};
 use crate::tensors::{Outputs, Tensors};
@@ -61,7 +60,7 @@ impl DecodeForward {
         }
         let module = call.driver.module(&program.source())?;
         let kernel = call.driver.kernel(&module, "decode", program.threads(), program.shared())?;
-        Ok(Some(DecodeForward { kernel, splits: Splits::new(call, &module, SPLIT_KEYS, layout)?, heads, tma }))
+        Ok(Some(DecodeForward { kernel, splits: Splits::new(call, &module, true, layout)?, heads, tma }))
     }
 
     pub fn name(&self, call: &Call) -> String {

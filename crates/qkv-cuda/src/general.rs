@@ -94,10 +94,10 @@ pub(crate) struct Splits {
 }
 
 impl Splits {
-    /// Splits of this many keys. `module` has the kernel `merge`.
-    pub fn new(call: &Call, module: &Arc<dyn Module>, keys: usize, layout: &mut Layout) -> Result<Splits> {
+    /// One split, or several if that is `allowed` and there are few queries. `module` has the kernel `merge`.
+    pub fn new(call: &Call, module: &Arc<dyn Module>, allowed: bool, layout: &mut Layout) -> Result<Splits> {
         let Sizes { n, m, dv, .. } = call.sizes;
-        let count = if n <= FEW_QUERIES { m.div_ceil(keys).max(1) } else { 1 };
+        let count = if allowed && n <= FEW_QUERIES { m.div_ceil(SPLIT_KEYS).max(1) } else { 1 };
         let rows = if count > 1 { count * call.sizes.rows() } else { 0 };
         // Sums of eight groups of 32 threads, the weights of 256 splits, and one number per group.
         let merge = call.driver.kernel(module, "merge", 256, 8 * 64 * 16 + (256 + 8) * 4)?;
@@ -159,8 +159,7 @@ impl GeneralForward {
     pub fn new(call: &Call, scope: TileScope, splits: bool, layout: &mut Layout) -> Result<GeneralForward> {
         let tiled = Tiled::new(call, Kind::Forward, scope, "forward")?;
         let extents = tiled.extents.as_ref().map(|_| ExtentRegions::new(call, tiled.tiles, layout));
-        let keys = if splits { SPLIT_KEYS } else { usize::MAX };
-        let splits = Splits::new(call, &tiled.kernel.module, keys, layout)?;
+        let splits = Splits::new(call, &tiled.kernel.module, splits, layout)?;
         Ok(GeneralForward { tiled, splits, extents })
     }
 

@@ -33,9 +33,12 @@ pub struct PlanOptions {
     pub general_only: bool,
     /// Let the backward pass add in any order where that is faster. Bits then differ from run to run.
     pub any_order: bool,
-    /// Use only general kernels, and do not split the keys of a few queries: the bits of a query then depend on its
-    /// own keys alone, whatever the batch and however far queries and keys are padded.
+    /// The bits of a query depend on its own keys alone, whatever the batch and however far queries and keys are
+    /// padded: use only general kernels, and do not split the keys of a few queries.
     pub batch_invariant: bool,
+    /// With `batch_invariant`: there is one query per sequence in every batch, so that kernels that decode may be used
+    /// and keys may be split.
+    pub step: bool,
 }
 
 impl PlanOptions {
@@ -62,6 +65,16 @@ impl PlanOptions {
     /// With [`batch_invariant`](PlanOptions::batch_invariant).
     pub fn batch_invariant(self, batch_invariant: bool) -> PlanOptions {
         PlanOptions { batch_invariant, ..self }
+    }
+
+    /// With [`step`](PlanOptions::step).
+    pub fn step(self, step: bool) -> PlanOptions {
+        PlanOptions { step, ..self }
+    }
+
+    /// Whether what is computed may depend on how few queries there are.
+    fn sees_few_queries(self) -> bool {
+        !self.batch_invariant || self.step
     }
 
     /// Whether the choice of kernels is limited to those for every supported GPU.
@@ -111,7 +124,7 @@ impl Plan {
         } else if let Some(hopper) = Plan::hopper(&call, tensors, options, &mut forward, &mut backward)? {
             Kernels::Hopper(Box::new(hopper))
         } else {
-            let forward = GeneralForward::new(&call, TileScope::All, !options.batch_invariant, &mut forward)?;
+            let forward = GeneralForward::new(&call, TileScope::All, options.sees_few_queries(), &mut forward)?;
             let backward =
                 options.backward.then(|| GeneralBackward::new(&call, TileScope::All, &mut backward)).transpose()?;
             Kernels::General { forward, backward }
@@ -126,8 +139,10 @@ impl Plan {
         options: PlanOptions,
         layout: &mut Layout,
     ) -> Result<Option<DecodeForward>> {
-        let PlanOptions { general_only, batch_invariant, .. } = options;
-        if batch_invariant { Ok(None) } else { DecodeForward::new(call, tensors, general_only, layout) }
+        match options.sees_few_queries() {
+            true => DecodeForward::new(call, tensors, options.general_only, layout),
+            false => Ok(None),
+        }
     }
 
     fn short(call: &Call, options: PlanOptions) -> Result<Option<Short>> {

@@ -130,7 +130,7 @@ impl Machine {
     }
 
     /// Turns [batch-invariant](Operations::batch_invariant) inference on a GPU on or off: what is computed for a
-    /// sequence then has the same bits alone and in any batch. On a CPU it always has.
+    /// sequence then has the same bits alone and in any batch. It changes nothing on a CPU.
     pub fn batch_invariant(mut self, batch_invariant: bool) -> Machine {
         self.cuda = self.cuda.map(|operations| operations.batch_invariant(batch_invariant));
         self

@@ -37,8 +37,8 @@ pub struct AttentionCall {
     pub seed: Option<u64>,
     /// Whether a backward pass follows.
     pub backward: bool,
-    /// Whether it is a decoding step: one query of each sequence, in whatever batch. Batch-invariant kernels then
-    /// may split the keys.
+    /// Whether it is a decoding step, with one query of each sequence in every batch: see
+    /// [`PlanOptions::step`](crate::PlanOptions::step).
     pub step: bool,
 }
 
@@ -115,9 +115,8 @@ impl Operations {
         let aligned = |tensor: &Strided| tensor.ptr.is_multiple_of(16);
         let alignment = [&tensors.q, &tensors.k, &tensors.v].map(aligned);
         // The order of a sum does not depend on the number of splits, but that of a sum with a sink does.
-        let may_split = *step && !attention.sinks;
-        let batch_invariant = self.batch_invariant && !may_split;
-        let options = PlanOptions::default().backward(*backward).batch_invariant(batch_invariant);
+        let step = self.batch_invariant && *step && !attention.sinks;
+        let options = PlanOptions::default().backward(*backward).batch_invariant(self.batch_invariant).step(step);
         let key = PlanKey { shapes: tensors.shapes().map(|(_, shape)| shape), alignment, options };
         if let Some(plans) = self.plans().get(&key)
             && let Some((_, plan)) = plans.iter().find(|(planned, _)| planned == attention)

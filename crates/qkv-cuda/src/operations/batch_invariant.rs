@@ -10,8 +10,6 @@ use Argument::Ptr;
 const BLOCK_OUTPUTS: usize = 32;
 /// Rows of a block.
 const BLOCK_ROWS: usize = 8;
-/// Bytes to which rows are aligned that `many_rows` reads.
-const ALIGNMENT: usize = 16;
 
 impl Operations {
     /// `C = x · Wᵀ`, plus what is added to it. Returns `false`, and does nothing, for a product of another form, as in
@@ -40,10 +38,9 @@ impl Operations {
             added.map_or(0, |added| added.expect(kind, sum_len)),
         ];
         let numbers = [rows, inner, outputs, x_stride, c_stride].map(count);
-        let size = self.dtype().size();
-        let is_aligned = [inner, x_stride].iter().all(|width| (width * size).is_multiple_of(ALIGNMENT))
-            && pointers[..2].iter().all(|ptr| ptr.is_multiple_of(ALIGNMENT as u64));
-        let (name, blocks) = match is_aligned && inner.is_multiple_of(8) {
+        let is_aligned = [inner, x_stride].iter().all(|width| width.is_multiple_of(8))
+            && pointers[..2].iter().all(|ptr| ptr.is_multiple_of(16));
+        let (name, blocks) = match is_aligned {
             true => ("many_rows", outputs.div_ceil(BLOCK_OUTPUTS) * rows.div_ceil(BLOCK_ROWS)),
             false => ("unaligned_rows", self.blocks(rows * outputs)),
         };

@@ -1,5 +1,6 @@
 //! The tests of the crate in one binary: each file checks one property.
 
+mod batch_invariant;
 mod blocks;
 mod caches;
 mod captures;
