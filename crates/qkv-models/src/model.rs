@@ -11,6 +11,7 @@ use crate::transformer::{Transformer, TransformerState};
 use crate::{Error, Result};
 use qkv_nn::layers::Builder;
 use qkv_nn::{Activation, Captured, Float, Parameters, PendingLoss, Tape, Target, Tensor, Var};
+use qkv_simd::logits::Survey;
 
 /// The part of a model that an attention belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -363,13 +364,30 @@ impl Model {
     /// # Errors
     /// Errors from `qkv`.
     pub fn step<T: Float>(&self, tape: &mut Tape<'_, T>, last: &[u32], state: &mut State<T>) -> Result<Var<T>> {
-        let hidden = match (&self.built, &mut state.0) {
-            (Built::Transformer(model), StateOf::Transformer(state)) => model.step(tape, last, state)?,
-            (Built::Recurrent(model), StateOf::Recurrent(state)) => model.step(tape, last, state)?,
-            (Built::Gpt(model), StateOf::Gpt(state)) => model.step(tape, last, 1, state)?,
-            _ => return Err(Error::invalid("this state belongs to a model of another kind")),
-        };
+        let hidden = self.step_hidden(tape, last, state)?;
         Ok(tape.linear(&hidden, self.output(), self.output_bias(), Activation::None, 0.0))
+    }
+
+    /// Surveys of the logits of [`step`](Model::step) for the `most` highest.
+    pub(crate) fn step_survey(
+        &self,
+        tape: &mut Tape<'_, f32>,
+        last: &[u32],
+        state: &mut State<f32>,
+        most: usize,
+    ) -> Result<Vec<Survey>> {
+        let hidden = self.step_hidden(tape, last, state)?;
+        Ok(tape.survey_linear(&hidden, self.output(), self.output_bias(), most))
+    }
+
+    /// Hidden states after one more token of each sequence, `[B, 1, C]`.
+    fn step_hidden<T: Float>(&self, tape: &mut Tape<'_, T>, last: &[u32], state: &mut State<T>) -> Result<Var<T>> {
+        match (&self.built, &mut state.0) {
+            (Built::Transformer(model), StateOf::Transformer(state)) => model.step(tape, last, state),
+            (Built::Recurrent(model), StateOf::Recurrent(state)) => model.step(tape, last, state),
+            (Built::Gpt(model), StateOf::Gpt(state)) => model.step(tape, last, 1, state),
+            _ => Err(Error::invalid("this state belongs to a model of another kind")),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! allocator starts large blocks sixteen bytes into a page.
 
 use crate::huge_pages::advise_huge_pages;
+use crate::kept_memory;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -25,6 +26,22 @@ impl<T: Copy> Aligned<T> {
         if size_of_val(&memory[..]) >= LARGE {
             advise_huge_pages(&mut memory);
         }
+        Aligned::within(memory, len)
+    }
+
+    /// The same in memory that was [kept](Aligned::keep), if there is any.
+    pub fn reused(len: usize, value: T) -> Self {
+        let mut memory = kept_memory::take(len + LINE / size_of::<T>()).unwrap_or_default();
+        memory.resize(len + LINE / size_of::<T>(), value);
+        Aligned::within(memory, len)
+    }
+
+    /// Keeps the memory for later buffers.
+    pub fn keep(self) {
+        kept_memory::keep(self.memory);
+    }
+
+    fn within(memory: Vec<T>, len: usize) -> Self {
         let start = memory.as_ptr().align_offset(LINE).min(LINE / size_of::<T>());
         Aligned { memory, start, len }
     }

@@ -12,6 +12,7 @@ use crate::isa::Isa;
 use crate::pass::{self, MAGIC, Pass};
 use crate::team::Team;
 use kernel::{Dots, Job};
+use std::ops::Range;
 
 /// Columns of a panel.
 const LANES: usize = 16;
@@ -61,7 +62,7 @@ impl Int8Matrix {
         if width > MAX_WIDTH {
             return None;
         }
-        let rounded = Int8Rows::new(isa, elements, width);
+        let mut rounded = Int8Rows::new(isa, elements, width);
         if rounded.scales.iter().any(|scale| scale.is_nan()) {
             return None;
         }
@@ -76,7 +77,7 @@ impl Int8Matrix {
                 }
             }
         }
-        let mut scales = rounded.scales;
+        let mut scales = std::mem::take(&mut rounded.scales);
         scales.resize(across * LANES, 0.0);
         Some(Int8Matrix { rows, width, panels, scales })
     }
@@ -146,8 +147,14 @@ impl Int8Rows {
     fn blank(x: &[f32], width: usize) -> Int8Rows {
         assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width} elements");
         let (count, row) = (x.len() / width, width.next_multiple_of(QUAD));
-        let (codes, scales, excess) = (Aligned::new(count * row, 0), vec![0.0; count], vec![0; count]);
+        let (codes, scales, excess) = (Aligned::reused(count * row, 0), vec![0.0; count], vec![0; count]);
         Int8Rows { width, count, row, codes, scales, excess, rest: None }
+    }
+}
+
+impl Drop for Int8Rows {
+    fn drop(&mut self) {
+        std::mem::take(&mut self.codes).keep();
     }
 }
 
@@ -265,6 +272,12 @@ struct Outputs(Vec<*mut f32>);
 // SAFETY: each task writes its own rows and panels, which no other task accesses.
 unsafe impl Sync for Outputs {}
 
+impl Outputs {
+    fn pointer(&self, at: usize) -> *mut f32 {
+        self.0[at]
+    }
+}
+
 /// `y [R, O] = x · Wᵀ`, [finished](Finish), for several matrices that share the rows `x [R, I]`, as one piece of work
 /// for the team.
 ///
@@ -285,28 +298,61 @@ fn products_by(dots: Dots, team: &Team, x: &Int8Rows, outputs: &mut [(&Int8Matri
         total += matrix.rows.div_ceil(PANELS * LANES);
         ends.push(total);
     }
+    run_tasks(dots, team, x, total, |rows, column| {
+        let at = ends.partition_point(|&end| end <= column);
+        let (matrix, finish) = matrices[at];
+        let panel = (column - if at == 0 { 0 } else { ends[at - 1] }) * PANELS;
+        let panels = panel..(panel + PANELS).min(matrix.rows.div_ceil(LANES));
+        Job { matrix, finish, x, rows, panels, out: pointers.pointer(at), stride: matrix.rows }
+    });
+}
+
+/// Some columns of [`products`] of one matrix: `y [R, columns] = x · Wᵀ + b`. The first column starts a panel, and the
+/// last one ends a panel or the matrix.
+///
+/// # Panics
+/// If the matrix has a different width or no such columns, or the output or the bias has the wrong length.
+pub fn product_of_columns(
+    isa: Isa,
+    team: &Team,
+    x: &Int8Rows,
+    (matrix, bias): (&Int8Matrix, Option<&[f32]>),
+    columns: Range<usize>,
+    y: &mut [f32],
+) {
+    let stride = columns.len();
+    let whole = columns.start.is_multiple_of(LANES) && (columns.end == matrix.rows || columns.end.is_multiple_of(LANES));
+    let fits = y.len() == x.count * stride && bias.is_none_or(|bias| bias.len() == matrix.rows);
+    assert!(matrix.width == x.width && whole && columns.end <= matrix.rows && fits, "the product does not fit");
+    let finish = Finish { bias, ..Finish::default() };
+    let (first, last) = (columns.start / LANES, columns.end.div_ceil(LANES));
+    // The kernel counts columns from the start of the matrix.
+    let pointers = Outputs(vec![y.as_mut_ptr().wrapping_sub(columns.start)]);
+    run_tasks(Dots::of(isa), team, x, (last - first).div_ceil(PANELS), |rows, column| {
+        let panel = first + column * PANELS;
+        let panels = panel..(panel + PANELS).min(last);
+        Job { matrix, finish, x, rows, panels, out: pointers.pointer(0), stride }
+    });
+}
+
+/// Runs a job for each block of rows and each of `columns` groups of panels.
+fn run_tasks<'a>(
+    dots: Dots,
+    team: &Team,
+    x: &Int8Rows,
+    columns: usize,
+    job: impl Fn(Range<usize>, usize) -> Job<'a> + Sync,
+) {
     let rows = (ROW_BYTES / x.row).max(1);
     // Tiles stay configured from task to task.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: only a CPU with AMX has these products.
     let _tiles = (dots == Dots::Amx).then(|| unsafe { crate::amx::Tiles::new() });
-    team.run(total * x.count.div_ceil(rows), |task| {
-        let (block, column) = (task / total, task % total);
-        let at = ends.partition_point(|&end| end <= column);
-        let panel = (column - if at == 0 { 0 } else { ends[at - 1] }) * PANELS;
-        let (pointers, (matrix, finish)) = (&pointers, matrices[at]);
-        let (rows, panels) =
-            (block * rows..x.count.min((block + 1) * rows), panel..(panel + PANELS).min(matrix.rows.div_ceil(LANES)));
-        let (mut part, mut add) = (Some(x), false);
-        while let Some(x) = part {
-            part = x.rest.as_deref();
-            let finish = if part.is_none() { finish } else { Finish::default() };
-            let (rows, panels) = (rows.clone(), panels.clone());
-            let job = Job { matrix, finish, x, add, rows, panels, out: pointers.0[at] };
-            // SAFETY: every length was checked above, and this task alone writes its rows and panels.
-            unsafe { kernel::run(dots, job) };
-            add = true;
-        }
+    team.run(columns * x.count.div_ceil(rows), |task| {
+        let block = task / columns;
+        let job = job(block * rows..x.count.min((block + 1) * rows), task % columns);
+        // SAFETY: the callers checked every length, and this task alone writes its rows and panels.
+        unsafe { kernel::run(dots, job) };
     });
 }
 

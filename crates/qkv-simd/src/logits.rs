@@ -1,8 +1,13 @@
 //! Passes over a row of logits, for decoding searches: log-sum-exp, finiteness and the highest logits. They are
 //! compiled here, for every instruction set, and not at the optimization level of the caller's crate.
 
+mod products;
+
 use crate::isa::Isa;
-use crate::pass::{self, Pass, Smooth, reduced_exponential};
+use crate::kernel::{Kernel, dispatch};
+use crate::lanes::Lanes;
+use crate::pass::{self, EXPONENTIAL, LN_2, MAGIC, Pass, Smooth};
+pub use products::{Projection, survey_products};
 use std::cmp::Ordering;
 
 /// Lanes of every reduction, so that a result has the same bits on every instruction set.
@@ -43,7 +48,7 @@ pub fn top(isa: Isa, row: &[f32], count: usize) -> Vec<(u32, f32)> {
     best
 }
 
-/// What a decoding search needs of a row of logits, found in two passes.
+/// What a decoding search needs of a row of logits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Survey {
     /// Whether every logit is finite.
@@ -63,89 +68,199 @@ pub struct Survey {
 /// assert_eq!(found.best, [(1, 1.0), (0, 0.0)]);
 /// ```
 pub fn survey(isa: Isa, row: &[f32], count: usize) -> Survey {
-    pass::run(isa, SurveyRow { row, count })
+    let mut survey = RunningSurvey::new(count);
+    row.chunks(PART).for_each(|part| survey.add(isa, part));
+    survey.finish()
 }
 
-struct SurveyRow<'a> {
-    row: &'a [f32],
+/// Logits that a survey takes at a time: few enough to be in the first-level cache in both passes over them.
+pub const PART: usize = 512;
+
+/// A [`survey`] of a row whose logits come [a part](PART) at a time.
+#[derive(Clone, Debug)]
+pub struct RunningSurvey {
     count: usize,
+    /// Number of logits so far.
+    seen: usize,
+    /// Each lane: 0 if all of its logits are finite, NaN otherwise.
+    odd: [f32; BLOCK],
+    /// The highest logit so far.
+    most: f32,
+    /// Each lane: `Σ eˣ⁻ᵐ`, where `m` is the highest logit so far of all lanes.
+    sums: [f32; BLOCK],
+    best: Vec<(u32, f32)>,
 }
 
-impl Pass for SurveyRow<'_> {
-    type Output = Survey;
+impl RunningSurvey {
+    /// A survey for the `count` highest logits.
+    pub fn new(count: usize) -> Self {
+        let best = Vec::with_capacity(count.min(BLOCK) + 1);
+        RunningSurvey { count, seen: 0, odd: [0.0; BLOCK], most: f32::NEG_INFINITY, sums: [0.0; BLOCK], best }
+    }
+
+    /// Continues with the next [`PART`] logits of the row, or its last ones.
+    ///
+    /// # Panics
+    /// If there are more.
+    pub fn add(&mut self, isa: Isa, part: &[f32]) {
+        assert!(part.len() <= PART, "{} logits at a time", part.len());
+        dispatch(isa, SurveyPart { part, survey: self });
+    }
+
+    /// What was found.
+    pub fn finish(self) -> Survey {
+        let RunningSurvey { odd, most, sums, best, .. } = self;
+        let log_sum_exp = if most == f32::NEG_INFINITY { most } else { most + sums.iter().sum::<f32>().ln() };
+        Survey { is_finite: odd.iter().sum::<f32>() == 0.0, log_sum_exp, best }
+    }
+
+    /// Below this no logit is among the highest.
+    fn least(&self) -> f32 {
+        match self.best.last() {
+            _ if self.count == 0 => f32::INFINITY,
+            Some(&(_, last)) if self.best.len() == self.count => last,
+            _ => f32::NEG_INFINITY,
+        }
+    }
+}
+
+struct SurveyPart<'a> {
+    part: &'a [f32],
+    survey: &'a mut RunningSurvey,
+}
+
+/// Vectors of a block.
+const VECTORS: usize = BLOCK / LANES;
+
+impl Kernel<f32> for SurveyPart<'_> {
+    type Output = ();
 
     #[inline(always)]
-    fn run(self) -> Survey {
-        let (blocks, rest) = self.row.as_chunks::<BLOCK>();
-        // The highest logit of each lane, and 0 if the whole lane is finite, NaN otherwise.
-        let (mut lanes, mut odd) = ([f32::NEG_INFINITY; BLOCK], [0.0f32; BLOCK]);
-        for block in blocks {
-            for l in 0..BLOCK {
-                lanes[l] = if block[l] > lanes[l] { block[l] } else { lanes[l] };
-                odd[l] += block[l] * 0.0;
+    unsafe fn run<V: Lanes<Scalar = f32>>(self) {
+        let SurveyPart { part, survey } = self;
+        let count = survey.count;
+        let (blocks, rest) = part.as_chunks::<BLOCK>();
+        // The last block is filled up with logits of −∞, which change nothing.
+        let mut last = [f32::NEG_INFINITY; BLOCK];
+        last[..rest.len()].copy_from_slice(rest);
+        for (odd, x) in survey.odd.iter_mut().zip(rest) {
+            *odd += x * 0.0;
+        }
+        // SAFETY: blocks and the arrays of a survey have whole vectors; the caller guarantees the instruction set.
+        unsafe {
+            let load = |block: &[f32; BLOCK], v: usize| V::load(block.as_ptr().add(v * LANES));
+            let (mut lanes, mut odd) = ([V::splat(0.0); VECTORS], [V::splat(0.0); VECTORS]);
+            for v in 0..VECTORS {
+                (lanes[v], odd[v]) = (load(&last, v), load(&survey.odd, v));
+            }
+            for block in blocks {
+                for v in 0..VECTORS {
+                    let x = load(block, v);
+                    lanes[v] = x.max(lanes[v]);
+                    odd[v] = x.mul_add(V::splat(0.0), odd[v]);
+                }
+            }
+            for v in 0..VECTORS {
+                odd[v].store(survey.odd.as_mut_ptr().add(v * LANES));
+                lanes[v].store(last.as_mut_ptr().add(v * LANES));
+            }
+            let maxima = last;
+            last = [f32::NEG_INFINITY; BLOCK];
+            last[..rest.len()].copy_from_slice(rest);
+            let highest = lanes[0].max(lanes[1]).max(lanes[2].max(lanes[3])).max_lane();
+            if highest == f32::NEG_INFINITY {
+                survey.seen += part.len();
+                return;
+            }
+            let mut least = survey.least();
+            if least == f32::NEG_INFINITY && count <= BLOCK {
+                // Each maximum of a lane is a logit, so at least `count` logits are as high as the `count`-th highest.
+                let mut best = Vec::with_capacity(count + 1);
+                maxima.iter().for_each(|&x| offer(&mut best, count, (0, x)));
+                if let Some(&(_, last)) = best.last().filter(|_| best.len() == count) {
+                    least = last;
+                }
+            }
+            let mut sums = [V::splat(0.0); VECTORS];
+            let factor = if highest > survey.most { exponential_below_zero(survey.most - highest) } else { 1.0 };
+            for v in 0..VECTORS {
+                sums[v] = load(&survey.sums, v).mul(V::splat(factor));
+            }
+            survey.most = if highest > survey.most { highest } else { survey.most };
+            let (most, zero, one) = (V::splat(survey.most), V::splat(0.0), V::splat(1.0));
+            for (at, block) in blocks.iter().chain([&last]).enumerate() {
+                let mut highest = V::splat(f32::NEG_INFINITY);
+                for v in 0..VECTORS {
+                    let x = load(block, v);
+                    sums[v] = sums[v].add(exponentials_below_zero(x.sub(most)));
+                    highest = highest.max(x);
+                }
+                if highest.where_less(V::splat(least), zero, one).not_zero() == 0 || count > BLOCK {
+                    continue;
+                }
+                for v in 0..VECTORS {
+                    let mut higher = load(block, v).where_less(V::splat(least), zero, one).not_zero();
+                    while higher != 0 {
+                        let x = v * LANES + higher.trailing_zeros() as usize;
+                        offer(&mut survey.best, count, ((survey.seen + at * BLOCK + x) as u32, block[x]));
+                        higher &= higher - 1;
+                    }
+                }
+                let last = survey.least();
+                least = if last > least { last } else { least };
+            }
+            for v in 0..VECTORS {
+                sums[v].store(survey.sums.as_mut_ptr().add(v * LANES));
             }
         }
-        for (l, &x) in rest.iter().enumerate() {
-            lanes[l] = if x > lanes[l] { x } else { lanes[l] };
-            odd[l] += x * 0.0;
+        if count > BLOCK {
+            merge(&mut survey.best, count, survey.seen, part);
         }
-        let is_finite = odd.iter().sum::<f32>() == 0.0;
-        // Each maximum of a lane is a logit, so at least `count` logits of the row are as high as the `count`-th
-        // highest maximum.
-        let mut highest = Vec::with_capacity(self.count.min(BLOCK) + 1);
-        take(&mut highest, self.count.min(BLOCK), f32::NEG_INFINITY, 0, &lanes);
-        let most = lanes.iter().fold(f32::NEG_INFINITY, |most, &x| if x > most { x } else { most });
-        let enough = self.count <= BLOCK && self.count > 0;
-        // With fewer maxima than `count`, every logit may be among the highest.
-        let full = highest.len() == self.count;
-        let least = highest.last().filter(|_| full).map_or(f32::NEG_INFINITY, |&(_, x)| x);
-
-        let mut best = Vec::with_capacity(self.count.min(self.row.len()) + 1);
-        let (mut sums, mut sum) = ([0.0f32; BLOCK], 0.0);
-        for (at, block) in blocks.iter().enumerate() {
-            let mut any = 0u32;
-            for l in 0..BLOCK {
-                sums[l] += exponential_below_zero(block[l] - most);
-                any |= u32::from(block[l] >= least);
-            }
-            if any != 0 && enough {
-                take(&mut best, self.count, least, at * BLOCK, block);
-            }
-        }
-        for &x in rest {
-            sum += exponential_below_zero(x - most);
-        }
-        if enough {
-            take(&mut best, self.count, least, blocks.len() * BLOCK, rest);
-        } else if self.count > 0 {
-            best = sorted(self.row, self.count);
-        }
-        for x in sums {
-            sum += x;
-        }
-        let log_sum_exp = if most == f32::NEG_INFINITY { most } else { most + sum.ln() };
-        Survey { is_finite, log_sum_exp, best }
+        survey.seen += part.len();
     }
 }
 
-/// Inserts into `best` the highest of some logits, whose indices start at `first`, that are not below `least`.
-#[inline(never)]
-fn take(best: &mut Vec<(u32, f32)>, count: usize, least: f32, first: usize, logits: &[f32]) {
-    for (x, &logit) in logits.iter().enumerate() {
-        let is_higher = best.len() < count || best.last().is_some_and(|&(_, last)| logit > last);
-        if logit >= least && logit > f32::NEG_INFINITY && is_higher {
-            insert(best, count, ((first + x) as u32, logit));
-        }
+/// Inserts into `best` the highest logits of a part that begins at `first`, for a large `count`.
+fn merge(best: &mut Vec<(u32, f32)>, count: usize, first: usize, logits: &[f32]) {
+    best.extend(sorted(logits, count).into_iter().map(|(x, logit)| ((first + x as usize) as u32, logit)));
+    // Stable: among equals, those from before come first, and their indices are lower.
+    best.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal));
+    best.truncate(count);
+}
+
+/// Inserts a logit into `best` if it is among the `count` highest of those offered so far, in the order of their
+/// indices.
+fn offer(best: &mut Vec<(u32, f32)>, count: usize, (x, logit): (u32, f32)) {
+    let is_higher = best.len() < count || best.last().is_some_and(|&(_, last)| logit > last);
+    if logit > f32::NEG_INFINITY && is_higher {
+        insert(best, count, (x, logit));
     }
 }
 
-/// The exponential of a number that is not above 0; 0 below −87.3.
+/// Exponentials of numbers that are not above 0; 0 below −87.3. No step is fused, so that every instruction set computes
+/// the same bits.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
 #[inline(always)]
+unsafe fn exponentials_below_zero<V: Lanes<Scalar = f32>>(x: V) -> V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let shifted = x.mul(V::splat(std::f32::consts::LOG2_E)).add(V::splat(MAGIC));
+        let k = shifted.sub(V::splat(MAGIC));
+        let r = x.sub(k.mul(V::splat(LN_2[0]))).sub(k.mul(V::splat(LN_2[1])));
+        let mut y = V::splat(EXPONENTIAL[0]);
+        for coefficient in &EXPONENTIAL[1..] {
+            y = y.mul(r).add(V::splat(*coefficient));
+        }
+        let y = y.mul(r).mul(r).add(r).add(V::splat(1.0));
+        y.times_power_from(-87.3, x, k, shifted)
+    }
+}
+
+/// One of [`exponentials_below_zero`].
 fn exponential_below_zero(x: f32) -> f32 {
-    let (y, shifted) = reduced_exponential(x);
-    // Times 2ᵏ: the low bits of the shifted number are k, and move to the exponent.
-    let y = f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23));
-    if x < -87.3 { 0.0 } else { y }
+    if x < -87.3 { 0.0 } else { x.exponential() }
 }
 
 struct LogSumExp<'a>(&'a [f32]);
@@ -189,7 +304,13 @@ fn highest(chunks: &[[f32; LANES]]) -> f32 {
             lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
         }
     }
-    let mut half = LANES / 2;
+    highest_of(lanes)
+}
+
+/// The highest of some lanes, a power of two.
+#[inline(always)]
+fn highest_of<const N: usize>(mut lanes: [f32; N]) -> f32 {
+    let mut half = N / 2;
     while half > 0 {
         for l in 0..half {
             lanes[l] = if lanes[l + half] > lanes[l] { lanes[l + half] } else { lanes[l] };

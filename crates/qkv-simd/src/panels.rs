@@ -164,6 +164,12 @@ struct Outputs(Vec<*mut f32>);
 // SAFETY: each task writes its own rows and panels, which no other task accesses.
 unsafe impl Sync for Outputs {}
 
+impl Outputs {
+    fn pointer(&self, at: usize) -> *mut f32 {
+        self.0[at]
+    }
+}
+
 /// `y [R, O] = x · Wᵀ`, [finished](Finish), for several matrices that share the rows `x [R, I]`, as one piece of work
 /// for the team.
 ///
@@ -189,27 +195,56 @@ pub fn products<T: Element<Acc = f32>>(
         total += matrix.rows.div_ceil(PANELS * LANES);
         ends.push(total);
     }
-    let each = (ROW_BYTES / (4 * width) / TALL).max(1) * TALL;
+    let each = row_block(width);
     // A thread's next task is probably the one `threads` tasks later.
     let ahead = team.threads() * PANELS;
     team.run(total * rows.div_ceil(each), |task| {
         let (block, column) = (task / total, task % total);
         let at = ends.partition_point(|&end| end <= column);
+        let (matrix, finish) = matrices[at];
         let panel = (column - if at == 0 { 0 } else { ends[at - 1] }) * PANELS;
-        let pointers = &pointers;
-        dispatch(
-            isa,
-            Columns {
-                matrix: matrices[at].0,
-                finish: matrices[at].1,
-                x,
-                rows: block * each..rows.min((block + 1) * each),
-                panels: panel..(panel + PANELS).min(matrices[at].0.rows.div_ceil(LANES)),
-                out: pointers.0[at],
-                ahead,
-            },
-        );
+        let rows = block * each..rows.min((block + 1) * each);
+        let panels = panel..(panel + PANELS).min(matrix.rows.div_ceil(LANES));
+        let (out, stride) = (pointers.pointer(at), matrix.rows);
+        dispatch(isa, Columns { matrix, finish, x, rows, panels, out, stride, ahead });
     });
+}
+
+/// Some columns of [`products`] of one matrix: `y [R, columns] = x · Wᵀ + b`. The first column starts a panel, and the
+/// last one ends a panel or the matrix.
+///
+/// # Panics
+/// If the matrix has a different width or no such columns, or the output or the bias has the wrong length.
+pub fn product_of_columns<T: Element<Acc = f32>>(
+    isa: Isa,
+    team: &Team,
+    x: &[f32],
+    (matrix, bias): (&PackedMatrix<T>, Option<&[f32]>),
+    columns: Range<usize>,
+    y: &mut [f32],
+) {
+    let (width, count) = (matrix.width, columns.len());
+    let rows = x.len() / width;
+    let whole = columns.start.is_multiple_of(LANES) && (columns.end == matrix.rows || columns.end.is_multiple_of(LANES));
+    let fits = x.len() == rows * width && y.len() == rows * count && bias.is_none_or(|bias| bias.len() == matrix.rows);
+    assert!(whole && columns.end <= matrix.rows && fits, "the product does not fit");
+    let finish = Finish { bias, ..Finish::default() };
+    let (first, last) = (columns.start / LANES, columns.end.div_ceil(LANES));
+    let (each, groups) = (row_block(width), (last - first).div_ceil(PANELS));
+    let ahead = team.threads() * PANELS;
+    // The kernel counts columns from the start of the matrix.
+    let pointers = Outputs(vec![y.as_mut_ptr().wrapping_sub(columns.start)]);
+    team.run(groups * rows.div_ceil(each), |task| {
+        let (block, panel) = (task / groups, first + task % groups * PANELS);
+        let rows = block * each..rows.min((block + 1) * each);
+        let (panels, out) = (panel..(panel + PANELS).min(last), pointers.pointer(0));
+        dispatch(isa, Columns { matrix, finish, x, rows, panels, out, stride: count, ahead });
+    });
+}
+
+/// Rows of one task.
+fn row_block(width: usize) -> usize {
+    (ROW_BYTES / (4 * width) / TALL).max(1) * TALL
 }
 
 /// [`products`] of rows that are gathered a block at a time and multiplied while they are in the cache: the windows of
@@ -262,7 +297,10 @@ struct Columns<'a, T> {
     x: &'a [f32],
     rows: Range<usize>,
     panels: Range<usize>,
+    /// Where column 0 of row 0 is.
     out: *mut f32,
+    /// The distance between rows of the result.
+    stride: usize,
     /// How many panels ahead this thread's next task probably is.
     ahead: usize,
 }
@@ -340,7 +378,7 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
                 for (r, lanes) in lanes.iter_mut().enumerate() {
                     for (p, lanes) in lanes.iter_mut().enumerate() {
                         let first = (panel + p) * LANES;
-                        let from = self.out.add((row + r) * across + first);
+                        let from = self.out.wrapping_add((row + r) * self.stride + first);
                         f32::lanes::<V>(from, LANES.min(across - first)).store(lanes.as_mut_ptr().cast());
                     }
                 }
@@ -380,7 +418,7 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
             for (r, lanes) in lanes.iter().enumerate() {
                 for (p, lanes) in lanes.iter().enumerate() {
                     let (sum, first) = (V::load(lanes.as_ptr().cast()), (panel + p) * LANES);
-                    let (out, left) = (self.out.add((row + r) * across + first), LANES.min(across - first));
+                    let (out, left) = (self.out.wrapping_add((row + r) * self.stride + first), LANES.min(across - first));
                     let y = match depth.end == width {
                         true => self.finish.apply(sum, [row + r, across], [first, left]),
                         false => sum,

@@ -81,17 +81,22 @@ pub trait Smooth: Real {
 /// 1.5 · 2²³: adding it rounds a number to an integer, which is then in the low bits.
 pub(crate) const MAGIC: f32 = 12_582_912.0;
 
+/// ln 2 in two parts; the first has so few bits that its product with any `k` is exact.
+pub(crate) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+
+/// Coefficients of `eʳ` from the highest power down to `r²`.
+pub(crate) const EXPONENTIAL: [f32; 5] = [0.001_381_454, 0.008_368_745, 0.041_668_39, 0.166_665_2, 0.499_999_93];
+
 /// `eʳ` of `x = k·ln 2 + r`, and `k + MAGIC`.
 #[inline(always)]
-pub(crate) fn reduced_exponential(x: f32) -> (f32, f32) {
+fn reduced_exponential(x: f32) -> (f32, f32) {
     let shifted = x * std::f32::consts::LOG2_E + MAGIC;
     let k = shifted - MAGIC;
-    let r = (x - k * 0.693_359_4) + k * 2.121_944_4e-4; // ln 2 in two parts
-    let mut y = 0.001_381_454f32;
-    y = y * r + 0.008_368_745;
-    y = y * r + 0.041_668_39;
-    y = y * r + 0.166_665_2;
-    y = y * r + 0.499_999_93;
+    let r = (x - k * LN_2[0]) - k * LN_2[1];
+    let mut y = EXPONENTIAL[0];
+    for coefficient in &EXPONENTIAL[1..] {
+        y = y * r + coefficient;
+    }
     ((y * r) * r + r + 1.0, shifted)
 }
 

@@ -87,21 +87,20 @@ pub(super) fn search_memory(
     // At first, the prefixes of a source are all empty and share a row.
     let mut each = 1;
     while !sources.is_empty() {
-        let logits = next_logits(search, model, tape, source, &sources, each, &mut state)?;
-        let row_count = logits.value().rows();
-        let surveys = if search.is_by_logits_alone() { tape.survey(&logits, search.surveyed()) } else { None };
-        let candidates: Option<Vec<Vec<Candidate>>> = match surveys {
-            Some(surveys) => (sources.iter().zip(surveys.chunks_exact(each)))
+        let row_count = sources.len() * each;
+        let candidates: Option<Vec<Vec<Candidate>>> = if search.is_by_logits_alone() {
+            let surveys = next_surveys(search, model, tape, source, &sources, each, &mut state)?;
+            (sources.iter().zip(surveys.chunks_exact(each)))
                 .map(|(beams, surveys)| surveyed_candidates(search, beams, surveys))
-                .collect(),
-            None => {
-                let logits = logits.value().data();
-                let of_source = |(beams, logits): (&SourceBeams, &[f32])| candidates(search, beams, logits, vocab_size);
-                let rows_of = each * vocab_size;
-                match tape.machine().threads() {
-                    1 => sources.iter().zip(logits.chunks_exact(rows_of)).map(of_source).collect(),
-                    _ => sources.par_iter().zip(logits.par_chunks_exact(rows_of)).map(of_source).collect(),
-                }
+                .collect()
+        } else {
+            let logits = next_logits(search, model, tape, source, &sources, each, &mut state)?;
+            let logits = logits.value().data();
+            let of_source = |(beams, logits): (&SourceBeams, &[f32])| candidates(search, beams, logits, vocab_size);
+            let rows_of = each * vocab_size;
+            match tape.machine().threads() {
+                1 => sources.iter().zip(logits.chunks_exact(rows_of)).map(of_source).collect(),
+                _ => sources.par_iter().zip(logits.par_chunks_exact(rows_of)).map(of_source).collect(),
             }
         };
         let Some(candidates) = candidates else { return Err(finite::refusal(parameters)) };
@@ -178,6 +177,30 @@ fn search_by_graph(
     Ok(in_order(done))
 }
 
+/// Surveys of the next token's logits, for the first `each` prefixes of every source.
+fn next_surveys(
+    search: &Search,
+    model: &Model,
+    tape: &mut Tape<'_, f32>,
+    source: &Rows,
+    sources: &[SourceBeams],
+    each: usize,
+    state: &mut State<f32>,
+) -> Result<Vec<Survey>> {
+    if search.cache {
+        let last = last_tokens(sources, each, model.config().bos_token_id);
+        return model.step_survey(tape, &last, state, search.surveyed());
+    }
+    let logits = next_logits(search, model, tape, source, sources, each, state)?;
+    Ok(tape.survey(&logits, search.surveyed()))
+}
+
+/// The last token of the first `each` prefixes of every source.
+fn last_tokens(sources: &[SourceBeams], each: usize, bos: u32) -> Vec<u32> {
+    let prefixes = sources.iter().flat_map(|beams| &beams.prefixes[..each]);
+    prefixes.map(|prefix| prefix.tokens.last().copied().unwrap_or(bos)).collect()
+}
+
 /// Logits of the next token of the first `each` prefixes of every source, `[sources × each, 1, V]`.
 fn next_logits(
     search: &Search,
@@ -190,9 +213,7 @@ fn next_logits(
 ) -> Result<Var<f32>> {
     let bos = model.config().bos_token_id;
     if search.cache {
-        let prefixes = sources.iter().flat_map(|beams| &beams.prefixes[..each]);
-        let last: Vec<u32> = prefixes.map(|prefix| prefix.tokens.last().copied().unwrap_or(bos)).collect();
-        return model.step(tape, &last, state);
+        return model.step(tape, &last_tokens(sources, each, bos), state);
     }
     let (mut encoder_input, mut decoder_input) = (Vec::new(), Vec::new());
     for beams in sources {
@@ -215,10 +236,6 @@ fn next_logits(
 fn candidates(search: &Search, beams: &SourceBeams, logits: &[f32], vocab_size: usize) -> Option<Vec<Candidate>> {
     let isa = Isa::best();
     let rows = logits.chunks_exact(vocab_size);
-    if search.is_by_logits_alone() {
-        let surveys: Vec<Survey> = rows.map(|scores| survey(isa, scores, search.surveyed())).collect();
-        return surveyed_candidates(search, beams, &surveys);
-    }
     let mut all: Vec<Candidate> = Vec::new();
     // If all prefixes are empty, they share a row: sampling draws from it for each, but a search would find the same
     // for all.

@@ -2,7 +2,7 @@
 
 use super::devices::devices;
 use qkv_cuda::operations::{Drawing, MOST_HIGHEST, NO_TOKEN};
-use qkv_nn::{Machine, Parameters, Pool, Tape, Tensor};
+use qkv_nn::{Activation, Init, Machine, Parameters, Pool, Tape, Tensor};
 use qkv_simd::logits::survey;
 use qkv_simd::{Isa, philox};
 
@@ -25,7 +25,7 @@ fn a_survey_on_a_device_is_that_of_the_cpu() {
                 let rows: Vec<Vec<f32>> = (0..3).map(|seed| logits(classes, seed, levels)).collect();
                 let (parameters, pool) = (Parameters::<f32>::new(), Pool::new());
                 let tape = Tape::inference(&parameters, &pool, &machine);
-                let found = tape.survey(&tape.constant(Tensor::new(rows.concat(), &[3, 1, classes])), most).unwrap();
+                let found = tape.survey(&tape.constant(Tensor::new(rows.concat(), &[3, 1, classes])), most);
                 for (found, row) in found.iter().zip(&rows) {
                     let expected = survey(Isa::best(), row, most);
                     assert_eq!(found.best, expected.best, "{most} of {classes} with {levels} levels");
@@ -38,9 +38,36 @@ fn a_survey_on_a_device_is_that_of_the_cpu() {
         row[2500] = f32::NAN;
         let (parameters, pool) = (Parameters::<f32>::new(), Pool::new());
         let tape = Tape::inference(&parameters, &pool, &machine);
-        let found = tape.survey(&tape.constant(Tensor::new(row, &[1, 3000])), 5).unwrap();
+        let found = tape.survey(&tape.constant(Tensor::new(row, &[1, 3000])), 5);
         assert!(!found[0].is_finite && found[0].best.is_empty());
-        assert!(tape.survey(&tape.constant(Tensor::new(vec![0.0; 4], &[1, 4])), MOST_HIGHEST + 1).is_none());
+        let more = logits(3000, 1, 100);
+        let found = tape.survey(&tape.constant(Tensor::new(more.clone(), &[1, 3000])), MOST_HIGHEST + 1);
+        assert_eq!(found, [survey(Isa::best(), &more, MOST_HIGHEST + 1)]);
+    }
+}
+
+#[test]
+fn a_survey_of_a_linear_layer_has_the_bits_of_its_logits() {
+    let (rows, classes, width) = (5, 1300, 24);
+    let mut parameters = Parameters::<f32>::new();
+    let w = parameters.add("w", &[classes, width], Init::Xavier);
+    let b = parameters.add("b", &[classes], Init::Uniform(1.0));
+    let x = logits(rows * width, 3, 140);
+    for packed in [false, true] {
+        if packed {
+            parameters.pack_for_inference();
+        }
+        for machine in [Machine::new(1), Machine::new(2), Machine::new(1).int8(true)] {
+            let pool = Pool::new();
+            let mut tape = Tape::inference(&parameters, &pool, &machine);
+            let x = tape.constant(Tensor::new(x.clone(), &[rows, 1, width]));
+            for b in [None, Some(b)] {
+                let logits = tape.linear(&x, w, b, Activation::None, 0.0);
+                let expected: Vec<_> =
+                    logits.value().data().chunks(classes).map(|row| survey(Isa::best(), row, 7)).collect();
+                assert_eq!(tape.survey_linear(&x, w, b, 7), expected, "{packed}");
+            }
+        }
     }
 }
 

@@ -17,7 +17,6 @@ use crate::isa::{Isa, Level};
 use crate::lanes::{Lanes, portable};
 #[cfg(target_arch = "x86_64")]
 use crate::lanes::{avx2, avx512};
-use crate::number::Element;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
@@ -78,11 +77,12 @@ pub(super) struct Job<'a> {
     pub matrix: &'a Int8Matrix,
     pub finish: Finish<'a>,
     pub x: &'a Int8Rows,
-    /// Whether the result is added to the contents of `out`.
-    pub add: bool,
     pub rows: std::ops::Range<usize>,
     pub panels: std::ops::Range<usize>,
+    /// Where column 0 of row 0 is.
     pub out: *mut f32,
+    /// The distance between rows of the result.
+    pub stride: usize,
 }
 
 /// Runs a job.
@@ -154,45 +154,64 @@ pub(super) fn round(_: Isa, _: &[f32], _: &mut Int8Rows, _: Option<&mut Int8Rows
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn round_by_avx512(x: &[f32], codes: &mut [i8], mut rest: Option<&mut [i8]>) -> (f32, [i32; 2]) {
-    let zero = _mm512_setzero_ps();
-    let (mut most, mut odd) = (zero, zero);
+    // Magnitudes compare as integers; those of ∞ and NaN are the largest.
+    let (magnitude, zero) = (_mm512_set1_epi32(i32::MAX), _mm512_setzero_si512());
+    let mut most = [zero; 2];
     for at in (0..x.len()).step_by(LANES) {
-        let lanes = _mm512_maskz_loadu_ps(first_lanes(x.len() - at), x.as_ptr().add(at));
-        most = _mm512_max_ps(most, _mm512_abs_ps(lanes));
-        // 0 for finite numbers, NaN otherwise.
-        odd = _mm512_add_ps(odd, _mm512_mul_ps(lanes, zero));
+        let lanes = _mm512_castps_si512(load_lanes(x, at));
+        most = [most[1], _mm512_max_epi32(most[0], _mm512_and_si512(lanes, magnitude))];
     }
-    let (largest, odd) = (_mm512_reduce_max_ps(most), _mm512_reduce_add_ps(odd));
-    if odd != 0.0 || largest <= SMALLEST {
+    let largest = f32::from_bits(_mm512_reduce_max_epi32(_mm512_max_epi32(most[0], most[1])) as u32);
+    if !largest.is_finite() || largest <= SMALLEST {
         codes.fill(0);
         if let Some(rest) = rest {
             rest.fill(0);
         }
-        return (odd, [0, 0]);
+        return (if largest.is_finite() { 0.0 } else { f32::NAN }, [0, 0]);
     }
-    let (inverse, mut sums) = (_mm512_set1_ps(LARGEST / largest), [_mm512_setzero_si512(); 2]);
+    let (inverse, mut sums) = (_mm512_set1_ps(LARGEST / largest), [zero; 2]);
     for at in (0..x.len()).step_by(LANES) {
-        let mask = first_lanes(x.len() - at);
-        let scaled = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x.as_ptr().add(at)), inverse);
+        let scaled = _mm512_mul_ps(load_lanes(x, at), inverse);
         let whole = _mm512_cvtps_epi32(scaled);
         sums[0] = _mm512_add_epi32(sums[0], whole);
-        _mm512_mask_cvtepi32_storeu_epi8(codes.as_mut_ptr().add(at), mask, whole);
+        store_bytes(codes, at, whole);
         if let Some(rest) = &mut rest {
             let left = _mm512_mul_ps(_mm512_sub_ps(scaled, _mm512_cvtepi32_ps(whole)), _mm512_set1_ps(FINER));
             let whole = _mm512_cvtps_epi32(left);
             sums[1] = _mm512_add_epi32(sums[1], whole);
-            _mm512_mask_cvtepi32_storeu_epi8(rest.as_mut_ptr().add(at), mask, whole);
+            store_bytes(rest, at, whole);
         }
     }
     let [excess, of_rest] = [_mm512_reduce_add_epi32(sums[0]), _mm512_reduce_add_epi32(sums[1])];
     (largest / LARGEST, [SHIFT * excess, SHIFT * of_rest])
 }
 
-/// The bits of the first `count` lanes.
+/// Sixteen elements of a row from `at` on, zeros past its end.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_lanes(x: &[f32], at: usize) -> __m512 {
+    match x.len() - at {
+        LANES.. => _mm512_loadu_ps(x.as_ptr().add(at)),
+        left => _mm512_maskz_loadu_ps(first_lanes(left), x.as_ptr().add(at)),
+    }
+}
+
+/// Stores sixteen numbers as bytes from `at` on, as far as the row goes.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn store_bytes(codes: &mut [i8], at: usize, numbers: __m512i) {
+    let to = codes.as_mut_ptr().add(at);
+    match codes.len() - at {
+        LANES.. => _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(numbers)),
+        left => _mm512_mask_cvtepi32_storeu_epi8(to, first_lanes(left), numbers),
+    }
+}
+
+/// The bits of the first `count` lanes, of fewer than sixteen.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn first_lanes(count: usize) -> u16 {
-    u16::MAX >> (LANES - count.min(LANES))
+    (1 << count) - 1
 }
 
 impl Job<'_> {
@@ -232,8 +251,42 @@ impl Job<'_> {
     #[allow(clippy::needless_range_loop)]
     #[inline(always)]
     unsafe fn tile<S: Totals, const ROWS: usize, const PANELS: usize>(&self, row: usize, panel: usize) {
-        let (each, depth) = (self.x.row, self.x.row / QUAD);
-        let mut x = self.x.codes.as_ptr().add(row * each);
+        // Through memory, in loops small enough to be unrolled: otherwise the sums would always be in memory.
+        let mut lanes = [[[0.0f32; LANES]; PANELS]; ROWS];
+        self.sums::<S, ROWS, PANELS>(self.x, row, panel, &mut lanes);
+        if let Some(rest) = &self.x.rest {
+            let mut of_rest = [[[0.0f32; LANES]; PANELS]; ROWS];
+            self.sums::<S, ROWS, PANELS>(rest, row, panel, &mut of_rest);
+            for r in 0..ROWS {
+                for p in 0..PANELS {
+                    let sum = S::Lanes::load(lanes[r][p].as_ptr()).add(S::Lanes::load(of_rest[r][p].as_ptr()));
+                    sum.store(lanes[r][p].as_mut_ptr());
+                }
+            }
+        }
+        let width = self.matrix.rows;
+        for (r, lanes) in lanes.iter().enumerate() {
+            for (p, lanes) in lanes.iter().enumerate() {
+                let first = (panel + p) * LANES;
+                let (out, left) = (self.out.wrapping_add((row + r) * self.stride + first), LANES.min(width - first));
+                let y = self.finish.apply(S::Lanes::load(lanes.as_ptr()), [row + r, width], [first, left]);
+                if left == LANES { y.store(out) } else { y.store_first(out, left) }
+            }
+        }
+    }
+
+    /// The scaled sums of one part of the rows.
+    #[allow(clippy::needless_range_loop)]
+    #[inline(always)]
+    unsafe fn sums<S: Totals, const ROWS: usize, const PANELS: usize>(
+        &self,
+        rows: &Int8Rows,
+        row: usize,
+        panel: usize,
+        lanes: &mut [[[f32; LANES]; PANELS]; ROWS],
+    ) {
+        let (each, depth) = (rows.row, rows.row / QUAD);
+        let mut x = rows.codes.as_ptr().add(row * each);
         let mut w = self.matrix.panels.as_ptr().add(panel * depth * LINE);
         let mut sums = [[S::zero(); PANELS]; ROWS];
         for _ in 0..depth {
@@ -250,23 +303,16 @@ impl Job<'_> {
             x = x.add(QUAD);
             w = w.add(LINE);
         }
-        // Through memory, in loops small enough to be unrolled: otherwise the sums would always be in memory.
-        let mut lanes = [[[0.0f32; LANES]; PANELS]; ROWS];
         for r in 0..ROWS {
             for p in 0..PANELS {
-                sums[r][p].minus(self.x.excess[row + r]).store(lanes[r][p].as_mut_ptr());
+                sums[r][p].minus(rows.excess[row + r]).store(lanes[r][p].as_mut_ptr());
             }
         }
-        for (r, lanes) in lanes.iter().enumerate() {
-            let own = S::Lanes::splat(self.x.scales[row + r]);
-            for (p, lanes) in lanes.iter().enumerate() {
-                let (first, width) = ((panel + p) * LANES, self.matrix.rows);
-                let scales = S::Lanes::load(self.matrix.scales.as_ptr().add(first));
-                let y = S::Lanes::load(lanes.as_ptr()).mul(scales.mul(own));
-                let (out, left) = (self.out.add((row + r) * width + first), LANES.min(width - first));
-                let y = if self.add { f32::lanes::<S::Lanes>(out, left).add(y) } else { y };
-                let y = self.finish.apply(y, [row + r, width], [first, left]);
-                if left == LANES { y.store(out) } else { y.store_first(out, left) }
+        for (r, lanes) in lanes.iter_mut().enumerate() {
+            let own = S::Lanes::splat(rows.scales[row + r]);
+            for (p, lanes) in lanes.iter_mut().enumerate() {
+                let scales = S::Lanes::load(self.matrix.scales.as_ptr().add((panel + p) * LANES));
+                S::Lanes::load(lanes.as_ptr()).mul(scales.mul(own)).store(lanes.as_mut_ptr());
             }
         }
     }

@@ -5,10 +5,9 @@
 // SAFETY, for the whole module: every function requires AMX, AVX-512 and the lengths that the parent module checks.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-use super::{Job, LANES, LINE};
+use super::{Int8Rows, Job, LANES, LINE};
 use crate::amx::Tiles;
 use crate::lanes::{Lanes, avx512::F32x16};
-use crate::number::Element;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
@@ -29,7 +28,8 @@ struct TileTotals([[[i32; LANES]; SIDE]; 4]);
 /// Runs a job for which [`takes`] is true.
 pub(super) unsafe fn run(job: &Job<'_>) {
     let _tiles = Tiles::new();
-    let mut sums = TileTotals([[[0; LANES]; SIDE]; 4]);
+    let blank = || TileTotals([[[0; LANES]; SIDE]; 4]);
+    let mut sums = [blank(), blank()];
     let panel_bytes = job.x.row / 4 * LINE;
     for panel in job.panels.clone().step_by(2) {
         // With an odd number of panels the last one is computed twice.
@@ -40,18 +40,21 @@ pub(super) unsafe fn run(job: &Job<'_>) {
             // Two tiles of rows, moved up where they would reach past the last row.
             let last = job.rows.end - SIDE;
             let rows = [row.min(last), (row + SIDE).min(last)];
-            let left = rows.map(|row| job.x.codes.as_ptr().add(row * job.x.row));
-            if rows[0] == rows[1] {
-                one_by_two(&mut sums, left[0], columns, job.x.row);
-            } else {
-                two_by_two(&mut sums, left, columns, job.x.row);
+            for (sums, x) in sums.iter_mut().zip([Some(job.x), job.x.rest.as_deref()].into_iter().flatten()) {
+                let left = rows.map(|row| x.codes.as_ptr().add(row * x.row));
+                if rows[0] == rows[1] {
+                    one_by_two(sums, left[0], columns, x.row);
+                } else {
+                    two_by_two(sums, left, columns, x.row);
+                }
             }
             for (at, &first) in rows[..1 + usize::from(rows[0] != rows[1])].iter().enumerate() {
                 // Rows that overlap are already written.
                 let skipped = row + at * SIDE - first;
-                write(job, &sums.0[2 * at], first, skipped, panel);
+                let of_panel = |panel: usize| [&sums[0].0[2 * at + panel], &sums[1].0[2 * at + panel]];
+                write(job, of_panel(0), first, skipped, panel);
                 if second != panel {
-                    write(job, &sums.0[2 * at + 1], first, skipped, second);
+                    write(job, of_panel(1), first, skipped, second);
                 }
             }
             row += 2 * SIDE;
@@ -107,17 +110,23 @@ unsafe fn one_by_two(sums: &mut TileTotals, left: *const i8, columns: [*const u8
     );
 }
 
-/// Scales the sums of a tile whose first row is `row`, finishes them and writes all but the first `skipped` rows.
+/// Scales the sums of a tile whose first row is `row`, those of the rows' remainders too if there are any, finishes them
+/// and writes all but the first `skipped` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn write(job: &Job<'_>, sums: &[[i32; LANES]; SIDE], row: usize, skipped: usize, panel: usize) {
+unsafe fn write(job: &Job<'_>, sums: [&[[i32; LANES]; SIDE]; 2], row: usize, skipped: usize, panel: usize) {
     let (first, width) = (panel * LANES, job.matrix.rows);
     let left = LANES.min(width - first);
     let scales = F32x16::load(job.matrix.scales.as_ptr().add(first));
-    for (r, sums) in sums.iter().enumerate().skip(skipped) {
-        let sum = _mm512_sub_epi32(_mm512_load_si512(sums.as_ptr().cast()), _mm512_set1_epi32(job.x.excess[row + r]));
-        let y = F32x16(_mm512_cvtepi32_ps(sum)).mul(scales.mul(F32x16::splat(job.x.scales[row + r])));
-        let out = job.out.add((row + r) * width + first);
-        let y = if job.add { f32::lanes::<F32x16>(out, left).add(y) } else { y };
+    let scaled = |x: &Int8Rows, sums: &[[i32; LANES]; SIDE], r: usize| {
+        let sum = _mm512_sub_epi32(_mm512_load_si512(sums[r].as_ptr().cast()), _mm512_set1_epi32(x.excess[row + r]));
+        F32x16(_mm512_cvtepi32_ps(sum)).mul(scales.mul(F32x16::splat(x.scales[row + r])))
+    };
+    for r in skipped..SIDE {
+        let mut y = scaled(job.x, sums[0], r);
+        if let Some(rest) = &job.x.rest {
+            y = y.add(scaled(rest, sums[1], r));
+        }
+        let out = job.out.wrapping_add((row + r) * job.stride + first);
         let y = job.finish.apply(y, [row + r, width], [first, left]);
         if left == LANES { y.store(out) } else { y.store_first(out, left) }
     }
