@@ -321,7 +321,8 @@ pub fn product_of_columns(
     y: &mut [f32],
 ) {
     let stride = columns.len();
-    let whole = columns.start.is_multiple_of(LANES) && (columns.end == matrix.rows || columns.end.is_multiple_of(LANES));
+    let whole =
+        columns.start.is_multiple_of(LANES) && (columns.end == matrix.rows || columns.end.is_multiple_of(LANES));
     let fits = y.len() == x.count * stride && bias.is_none_or(|bias| bias.len() == matrix.rows);
     assert!(matrix.width == x.width && whole && columns.end <= matrix.rows && fits, "the product does not fit");
     let finish = Finish { bias, ..Finish::default() };

@@ -225,7 +225,8 @@ pub fn product_of_columns<T: Element<Acc = f32>>(
 ) {
     let (width, count) = (matrix.width, columns.len());
     let rows = x.len() / width;
-    let whole = columns.start.is_multiple_of(LANES) && (columns.end == matrix.rows || columns.end.is_multiple_of(LANES));
+    let whole =
+        columns.start.is_multiple_of(LANES) && (columns.end == matrix.rows || columns.end.is_multiple_of(LANES));
     let fits = x.len() == rows * width && y.len() == rows * count && bias.is_none_or(|bias| bias.len() == matrix.rows);
     assert!(whole && columns.end <= matrix.rows && fits, "the product does not fit");
     let finish = Finish { bias, ..Finish::default() };
@@ -418,7 +419,8 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
             for (r, lanes) in lanes.iter().enumerate() {
                 for (p, lanes) in lanes.iter().enumerate() {
                     let (sum, first) = (V::load(lanes.as_ptr().cast()), (panel + p) * LANES);
-                    let (out, left) = (self.out.wrapping_add((row + r) * self.stride + first), LANES.min(across - first));
+                    let (out, left) =
+                        (self.out.wrapping_add((row + r) * self.stride + first), LANES.min(across - first));
                     let y = match depth.end == width {
                         true => self.finish.apply(sum, [row + r, across], [first, left]),
                         false => sum,

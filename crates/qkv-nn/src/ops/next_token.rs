@@ -91,7 +91,9 @@ impl Tape<'_, f32> {
         }
         let int8 = if machine.is_int8() { parameters.int8(w) } else { None };
         let (projection, bytes) = match int8 {
-            Some(matrix) if parameters.is_fine(w) => (Projection::Int8ThenF32(matrix, parameters.get(w)), matrix.bytes()),
+            Some(matrix) if parameters.is_fine(w) => {
+                (Projection::Int8ThenF32(matrix, parameters.get(w)), matrix.bytes())
+            }
             Some(matrix) => (Projection::Int8(matrix), matrix.bytes()),
             None => {
                 let matrix = parameters.packed(w)?;

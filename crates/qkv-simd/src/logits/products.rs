@@ -5,8 +5,8 @@ use super::{PART, RunningSurvey, Survey};
 use crate::int8::{self, Int8Matrix, Int8Rows};
 use crate::isa::Isa;
 use crate::kept_memory;
-use crate::pass::{self, Pass};
 use crate::panels::{self, PackedMatrix};
+use crate::pass::{self, Pass};
 use crate::team::Team;
 use std::sync::{Mutex, PoisonError};
 
@@ -201,8 +201,7 @@ mod tests {
                     for (projection, logits) in
                         [(Projection::Packed(&packed), exact), (Projection::Int8(&int8), rounded)]
                     {
-                        let expected: Vec<Survey> =
-                            logits.chunks(vocabulary).map(|row| survey(isa, row, 4)).collect();
+                        let expected: Vec<Survey> = logits.chunks(vocabulary).map(|row| survey(isa, row, 4)).collect();
                         for threads in [1, 3] {
                             let found = survey_products(isa, &Team::new(threads), &x, projection, bias, 4);
                             assert_eq!(found, expected, "{isa} {rows} {vocabulary} {width} {threads}");
@@ -247,7 +246,9 @@ mod tests {
         let (weights, mut x) = (noise(600 * 8, 3), noise(3 * 8, 5));
         x[9] = f32::NAN;
         let (packed, int8) = (PackedMatrix::new(&weights, 8), Int8Matrix::new(Isa::best(), &weights, 8).unwrap());
-        for projection in [Projection::Packed(&packed), Projection::Int8(&int8), Projection::Int8ThenF32(&int8, &weights)] {
+        for projection in
+            [Projection::Packed(&packed), Projection::Int8(&int8), Projection::Int8ThenF32(&int8, &weights)]
+        {
             let found = survey_products(Isa::best(), &Team::new(1), &x, projection, None, 2);
             let finite: Vec<bool> = found.iter().map(|survey| survey.is_finite).collect();
             assert_eq!(finite, [true, false, true], "{projection:?}");
