@@ -237,8 +237,8 @@ fn offer(best: &mut Vec<(u32, f32)>, count: usize, (x, logit): (u32, f32)) {
     }
 }
 
-/// Exponentials of numbers that are not above 0; 0 below −87.3. No step is fused, so that every instruction set computes
-/// the same bits.
+/// Exponentials of numbers that are not above 0; 0 below −87.3. No step is fused, so that every instruction set
+/// computes the same bits.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.

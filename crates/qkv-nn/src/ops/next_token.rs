@@ -59,8 +59,8 @@ impl<T: Float> Tape<'_, T> {
 
 impl Tape<'_, f32> {
     /// Surveys the logits `x Wᵀ + b` of every row of `x [.., C]`, with `W [V, C]` and `b [V]`, for the `most` highest.
-    /// With a packed matrix the logits are never in memory as a whole; with one in 8 bits whose rows would be rounded in
-    /// two parts, the highest logits are computed again in f32 instead.
+    /// With a packed matrix the logits are never in memory as a whole; with one in 8 bits whose rows would be rounded
+    /// in two parts, the highest logits are computed again in f32 instead.
     ///
     /// # Panics
     /// If the shapes do not match.

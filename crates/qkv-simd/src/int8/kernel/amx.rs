@@ -110,8 +110,8 @@ unsafe fn one_by_two(sums: &mut TileTotals, left: *const i8, columns: [*const u8
     );
 }
 
-/// Scales the sums of a tile whose first row is `row`, those of the rows' remainders too if there are any, finishes them
-/// and writes all but the first `skipped` rows.
+/// Scales the sums of a tile whose first row is `row`, those of the rows' remainders too if there are any, finishes
+/// them and writes all but the first `skipped` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn write(job: &Job<'_>, sums: [&[[i32; LANES]; SIDE]; 2], row: usize, skipped: usize, panel: usize) {
     let (first, width) = (panel * LANES, job.matrix.rows);
