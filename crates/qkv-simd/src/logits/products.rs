@@ -146,7 +146,7 @@ struct Dot<'a> {
     w: &'a [f32],
 }
 
-/// Sums of a dot product.
+/// Number of partial sums of a dot product.
 const LANES: usize = 64;
 
 impl Pass for Dot<'_> {
