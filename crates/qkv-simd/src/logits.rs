@@ -183,16 +183,16 @@ impl Kernel<f32> for SurveyPart<'_> {
             }
             let mut sums = [V::splat(0.0); VECTORS];
             let factor = if highest > survey.most { exponential_below_zero(survey.most - highest) } else { 1.0 };
-            for v in 0..VECTORS {
-                sums[v] = load(&survey.sums, v).mul(V::splat(factor));
+            for (v, sum) in sums.iter_mut().enumerate() {
+                *sum = load(&survey.sums, v).mul(V::splat(factor));
             }
             survey.most = if highest > survey.most { highest } else { survey.most };
             let (most, zero, one) = (V::splat(survey.most), V::splat(0.0), V::splat(1.0));
             for (at, block) in blocks.iter().chain([&last]).enumerate() {
                 let mut highest = V::splat(f32::NEG_INFINITY);
-                for v in 0..VECTORS {
+                for (v, sum) in sums.iter_mut().enumerate() {
                     let x = load(block, v);
-                    sums[v] = sums[v].add(exponentials_below_zero(x.sub(most)));
+                    *sum = sum.add(exponentials_below_zero(x.sub(most)));
                     highest = highest.max(x);
                 }
                 if highest.where_less(V::splat(least), zero, one).not_zero() == 0 || count > BLOCK {
@@ -209,8 +209,8 @@ impl Kernel<f32> for SurveyPart<'_> {
                 let last = survey.least();
                 least = if last > least { last } else { least };
             }
-            for v in 0..VECTORS {
-                sums[v].store(survey.sums.as_mut_ptr().add(v * LANES));
+            for (v, sum) in sums.iter().enumerate() {
+                sum.store(survey.sums.as_mut_ptr().add(v * LANES));
             }
         }
         if count > BLOCK {

@@ -50,8 +50,8 @@ fn a_survey_on_a_device_is_that_of_the_cpu() {
 fn a_survey_of_a_linear_layer_has_the_bits_of_its_logits() {
     let (rows, classes, width) = (5, 1300, 24);
     let mut parameters = Parameters::<f32>::new();
-    let w = parameters.add("w", &[classes, width], Init::Xavier);
-    let b = parameters.add("b", &[classes], Init::Uniform(1.0));
+    let w = parameters.add("w", &[classes, width], Init::Xavier, 3);
+    let b = parameters.add("b", &[classes], Init::Uniform(1.0), 5);
     let x = logits(rows * width, 3, 140);
     for packed in [false, true] {
         if packed {
