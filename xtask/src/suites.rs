@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Instant;
 
 /// Compiles the tests and nothing else: examples are checked by lints, and compiled when they are run.
-const COMPILE: &str = "test --workspace --lib --bins --tests --no-run --message-format=json-render-diagnostics";
+const COMPILE: &str = "test --workspace --tests --no-run --message-format=json-render-diagnostics";
 
 /// Compiles and runs the examples in the documentation.
 const DOC_TESTS: &str = "test --workspace --doc --no-fail-fast";

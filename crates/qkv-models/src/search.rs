@@ -12,6 +12,7 @@ use crate::{Error, Model, Result};
 use qkv_nn::{Machine, Parameters, Pool, Tape, Var};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Settings of a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -216,27 +217,23 @@ impl Search {
             ))
             .with_hint("split it into sentences"));
         }
-        // Enough tokens to keep a core busy without overflowing its caches; fewer if cores would be left without a
-        // batch. A GPU takes many more, one batch after the other.
-        let tokens = self.beam * sources.iter().map(|source| source.len() + 1).sum::<usize>();
-        let most = match machine.cuda() {
-            Some(_) => MAX_BATCH_TOKENS_ON_GPU,
-            None => (tokens / (4 * machine.threads())).clamp(MIN_BATCH_TOKENS, MAX_BATCH_TOKENS),
-        };
+        // Enough tokens to keep a core busy without overflowing its caches, the longest sources first. Towards the end
+        // batches become smaller, so that cores end together. A GPU takes many more tokens, one batch after the other.
+        let tokens = |at: usize| self.beam * (sources[at].len() + 1);
+        let mut left: usize = order.iter().map(|&at| tokens(at)).sum();
         let mut batches = Vec::new();
         let mut rest = &order[..];
-        while let Some(&first) = rest.first() {
-            let count = |length: usize| (most / (length + 1) / self.beam).max(1);
+        while let Some(&longest) = rest.last() {
+            let most = match (machine.cuda(), machine.threads()) {
+                (Some(_), _) => MAX_BATCH_TOKENS_ON_GPU,
+                (None, 1) => MAX_BATCH_TOKENS,
+                (None, threads) => (left / (3 * threads)).clamp(MIN_BATCH_TOKENS, MAX_BATCH_TOKENS),
+            };
             // A decoder-only model needs sources of one length.
-            let fits = |at: usize| model.gpt().is_none() || sources[at].len() == sources[first].len();
-            let mut take = 1;
-            while take < rest.len()
-                && fits(rest[take])
-                && take < count(sources[rest[take]].len().max(sources[first].len()))
-            {
-                take += 1;
-            }
-            let (now, later) = rest.split_at(take);
+            let fits = |&&at: &&usize| model.gpt().is_none() || sources[at].len() == sources[longest].len();
+            let take = rest.iter().rev().take((most / tokens(longest)).max(1)).take_while(fits).count();
+            let (later, now) = rest.split_at(rest.len() - take);
+            left -= now.iter().map(|&at| tokens(at)).sum::<usize>();
             batches.push(now);
             rest = later;
         }
@@ -245,19 +242,21 @@ impl Search {
             let mut tape = Tape::inference(parameters, pool, machine);
             beam::search(self, model, parameters, &mut tape, &Rows::new(&rows, specials.pad), batch)
         };
-        // With a batch for every core, each core takes whole batches, longest first, instead of sharing every product.
-        let alone = batches.len() < machine.threads() || machine.threads() == 1 || machine.cuda().is_some();
-        let results: Result<Vec<_>> = if alone {
-            batches.iter().map(|batch| search(batch, machine)).collect()
+        let next = AtomicUsize::new(0);
+        let take = |machine: &Machine| -> Result<Vec<_>> {
+            let batches = std::iter::from_fn(|| batches.get(next.fetch_add(1, Ordering::Relaxed)));
+            batches.map(|&batch| Ok((batch, search(batch, machine)?))).collect()
+        };
+        // With a batch for every core, each core takes whole batches instead of sharing every product.
+        let threads = machine.threads();
+        let results = if batches.len() < threads || threads == 1 || machine.cuda().is_some() {
+            take(machine)?
         } else {
-            let search = |batch: &&[usize]| search(batch, &machine.single());
-            batches.par_iter().rev().with_max_len(1).map(search).collect::<Result<Vec<_>>>().map(|mut results| {
-                results.reverse();
-                results
-            })
+            let workers = (0..threads).into_par_iter().with_max_len(1);
+            workers.map(|_| take(&machine.single())).collect::<Result<Vec<_>>>()?.concat()
         };
         let mut found = vec![Vec::new(); sources.len()];
-        for (batch, results) in batches.iter().zip(results?) {
+        for (batch, results) in results {
             for (&at, result) in batch.iter().zip(results) {
                 found[at] = result;
             }
