@@ -112,13 +112,13 @@ pub fn neon() -> Vec<Step> {
 }
 
 /// Fraction of the cases that an ordinary run draws for the best instruction set.
-const BEST_SAMPLE: &str = "0.15";
+const BEST_SAMPLE: &str = "0.25";
 
 /// Fraction of the cases that an ordinary run draws for another instruction set.
-const SAMPLE: &str = "0.07";
+const SAMPLE: &str = "0.1";
 
 /// The same fraction without vector instructions, where a case takes five times as long.
-const PORTABLE_SAMPLE: &str = "0.02";
+const PORTABLE_SAMPLE: &str = "0.03";
 
 /// The promises on each instruction set of this CPU except the best, on which all tests run: in the types for which it
 /// computes differently from the next one, over a sample of the cases, or over all of them in a full run. `QKV_SEED`

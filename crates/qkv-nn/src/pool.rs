@@ -95,7 +95,7 @@ impl<T: Float> Pool<T> {
         let len = class(len);
         let mut state = self.state();
         // A slightly larger buffer will do; a much larger one is left to larger tensors.
-        let found = state.take(len..=len + len / 2);
+        let found = state.take(len..=len + len / 4);
         state.used += found.as_ref().map_or(len, Vec::len);
         state.peak = state.peak.max(state.used);
         if let Some(buffer) = found {

@@ -126,8 +126,7 @@ fn texts_side_by_side_are_those_that_are_generated_alone() {
             }
             for (operations, generator) in devices.iter().zip(&generators) {
                 let machine = Machine::new(1).on_cuda(operations.clone());
-                // One text at a time takes another path only for logits, whatever chooses from them.
-                for &together in if how == "greedy" { &[1, 3][..] } else { &[3] } {
+                for together in [1, 3] {
                     let found = all(generator, &settings, together, &machine);
                     for (found, alone) in found.iter().zip(&alone) {
                         let same = found.tokens == alone.tokens && found.finish == alone.finish;
