@@ -28,7 +28,6 @@
 //! | `matmul` | products of whole matrices (feature `matmul`), for the layers of a model |
 //! | [`finish`] | what is done to a product while it is in registers: bias, activation, residual |
 //! | [`resample`] | the inner loops of resampling images and sound |
-//! | [`fft`] | Fourier transforms of real signals, for spectrograms |
 //! | [`huge_pages`] | huge pages for large buffers |
 //! | [`kept_memory`], [`free_memory`] | reuse of the memory of dropped results; memory returned to the system |
 //! | [`counting`] | a counting allocator |
@@ -63,7 +62,6 @@ pub mod bf16x3_gemm;
 pub mod blocks;
 pub mod counting;
 pub mod features;
-pub mod fft;
 pub mod finish;
 pub mod free_memory;
 pub mod gemv;

@@ -7,7 +7,9 @@
 
 use super::{Recording, SAMPLE_RATE, Samples};
 use crate::Result;
-use qkv_simd::fft::{Complex, RealFft};
+use realfft::num_complex::Complex;
+use realfft::{RealFftPlanner, RealToComplex};
+use std::sync::Arc;
 
 /// Samples per window.
 pub const WINDOW: usize = 400;
@@ -117,7 +119,7 @@ impl MelFilters {
 struct Frames {
     samples: Samples,
     filters: MelFilters,
-    transform: RealFft,
+    transform: Arc<dyn RealToComplex<f32>>,
     hann: Vec<f32>,
     /// Samples that are still needed; the next window starts at `from`. The first sample is preceded by the mirrored
     /// start.
@@ -128,13 +130,14 @@ struct Frames {
     read: usize,
     frame: usize,
     windowed: Vec<f32>,
-    spectrum: Vec<Complex>,
-    work: Vec<f32>,
+    spectrum: Vec<Complex<f32>>,
+    scratch: Vec<Complex<f32>>,
     power: Vec<f32>,
 }
 
 impl Frames {
     fn new(recording: &Recording, filters: &MelFilters) -> Result<Frames> {
+        let transform = RealFftPlanner::<f32>::new().plan_fft_forward(WINDOW);
         let hann = |at: usize| 0.5 - 0.5 * (std::f64::consts::TAU * at as f64 / WINDOW as f64).cos();
         let mut frames = Frames {
             samples: recording.samples()?,
@@ -145,11 +148,11 @@ impl Frames {
             total: None,
             read: 0,
             frame: 0,
-            windowed: vec![0.0; WINDOW],
-            spectrum: vec![Complex::default(); FREQUENCIES],
-            work: Vec::new(),
+            windowed: transform.make_input_vec(),
+            spectrum: transform.make_output_vec(),
+            scratch: transform.make_scratch_vec(),
             power: vec![0.0; FREQUENCIES],
-            transform: RealFft::new(WINDOW),
+            transform,
         };
         let half = WINDOW / 2;
         frames.fill(half + 1)?;
@@ -192,7 +195,9 @@ impl Frames {
         for (at, (to, hann)) in self.windowed.iter_mut().zip(&self.hann).enumerate() {
             *to = there.get(at).copied().unwrap_or(0.0) * hann;
         }
-        self.transform.forward(&self.windowed, &mut self.spectrum, &mut self.work);
+        let transformed =
+            self.transform.process_with_scratch(&mut self.windowed, &mut self.spectrum, &mut self.scratch);
+        transformed.expect("buffers of the sizes that it asked for");
         self.power.iter_mut().zip(&self.spectrum).for_each(|(power, x)| *power = x.norm_sqr());
         let rows = self.filters.weights.chunks_exact(FREQUENCIES).zip(&self.filters.ranges);
         for (out, (row, range)) in out.iter_mut().zip(rows) {

@@ -8,8 +8,10 @@
 
 use super::{MelFilters, SAMPLE_RATE};
 use crate::draws::Draws;
-use qkv_simd::fft::{Complex, RealFft};
+use realfft::num_complex::Complex;
+use realfft::{ComplexToReal, RealFftPlanner, RealToComplex};
 use std::f32::consts::TAU;
+use std::sync::Arc;
 
 /// Samples per transform.
 const TRANSFORM: usize = 1024;
@@ -45,7 +47,8 @@ pub struct Vocoder {
     filters: MelFilters,
     /// The pseudo-inverse of the filters, `[FREQUENCIES, bands]`.
     inverse: Vec<f32>,
-    fft: RealFft,
+    forward: Arc<dyn RealToComplex<f32>>,
+    backward: Arc<dyn ComplexToReal<f32>>,
     hann: Vec<f32>,
 }
 
@@ -103,8 +106,10 @@ impl Vocoder {
         let solved = solve(square, weights, bands); // (bands, FREQUENCIES)
         let place = |at: usize| solved[at % bands * FREQUENCIES + at / bands] as f32;
         let inverse = (0..FREQUENCIES * bands).map(place).collect();
+        let mut planner = RealFftPlanner::<f32>::new();
+        let (forward, backward) = (planner.plan_fft_forward(TRANSFORM), planner.plan_fft_inverse(TRANSFORM));
         let hann = |at: usize| 0.5 - 0.5 * (TAU * at as f32 / WINDOW as f32).cos();
-        Vocoder { filters, inverse, fft: RealFft::new(TRANSFORM), hann: (0..WINDOW).map(hann).collect() }
+        Vocoder { filters, inverse, forward, backward, hann: (0..WINDOW).map(hann).collect() }
     }
 
     /// Number of mel bands.
@@ -113,27 +118,34 @@ impl Vocoder {
     }
 
     /// The spectra of the windows centered on every [`HOP`]th sample, `[frames, FREQUENCIES]`.
-    fn transform(&self, samples: &[f32]) -> Vec<Complex> {
+    fn transform(&self, samples: &[f32]) -> Vec<Complex<f32>> {
         let frames = samples.len() / HOP + 1;
-        let (mut windowed, mut work) = (vec![0.0; TRANSFORM], Vec::new());
+        let (mut windowed, mut scratch) = (self.forward.make_input_vec(), self.forward.make_scratch_vec());
         let mut all = vec![Complex::default(); frames * FREQUENCIES];
         for (frame, spectrum) in all.chunks_exact_mut(FREQUENCIES).enumerate() {
+            windowed.fill(0.0);
             for (at, (to, hann)) in windowed.iter_mut().zip(&self.hann).enumerate() {
                 let there = (frame * HOP + at).checked_sub(WINDOW / 2).and_then(|at| samples.get(at));
                 *to = there.copied().unwrap_or(0.0) * hann;
             }
-            self.fft.forward(&windowed, spectrum, &mut work);
+            let done = self.forward.process_with_scratch(&mut windowed, spectrum, &mut scratch);
+            done.expect("buffers of the sizes that it asked for");
         }
         all
     }
 
     /// The sound whose spectra are nearest to `spectra [frames, FREQUENCIES]`.
-    fn sound(&self, spectra: &[Complex]) -> Vec<f32> {
+    fn sound(&self, spectra: &[Complex<f32>]) -> Vec<f32> {
         let length = (spectra.len() / FREQUENCIES).saturating_sub(1) * HOP;
         let (mut sum, mut weight) = (vec![0.0; length], vec![1e-8; length]);
-        let (mut windowed, mut work) = (vec![0.0; TRANSFORM], Vec::new());
-        for (frame, spectrum) in spectra.chunks_exact(FREQUENCIES).enumerate() {
-            self.fft.inverse(spectrum, &mut windowed, &mut work);
+        let (mut windowed, mut scratch) = (self.backward.make_output_vec(), self.backward.make_scratch_vec());
+        let mut spectrum = self.backward.make_input_vec();
+        for (frame, there) in spectra.chunks_exact(FREQUENCIES).enumerate() {
+            spectrum.copy_from_slice(there);
+            // Neither the mean nor the highest frequency of a real signal has a phase.
+            (spectrum[0].im, spectrum[FREQUENCIES - 1].im) = (0.0, 0.0);
+            let done = self.backward.process_with_scratch(&mut spectrum, &mut windowed, &mut scratch);
+            done.expect("buffers of the sizes that it asked for");
             for (at, (&found, &hann)) in windowed.iter().zip(&self.hann).enumerate() {
                 if let Some(at) = (frame * HOP + at).checked_sub(WINDOW / 2).filter(|&at| at < length) {
                     sum[at] += found / TRANSFORM as f32 * hann;
@@ -191,7 +203,7 @@ impl Vocoder {
         let amplitudes = self.amplitudes(spectrogram);
         let mut draws = Draws::new(seed, [PHASES, 0, 0]);
         let first = |&amplitude: &f32| Complex::from_polar(amplitude, draws.unit() as f32 * TAU);
-        let mut spectra: Vec<Complex> = amplitudes.iter().map(first).collect();
+        let mut spectra: Vec<Complex<f32>> = amplitudes.iter().map(first).collect();
         let mut before = vec![Complex::default(); spectra.len()];
         let share = MOMENTUM / (1.0 + MOMENTUM);
         for _ in 0..iterations {
