@@ -5,7 +5,7 @@ use crate::stored_matrix::StoredMatrix;
 use qkv_simd::Isa;
 use qkv_simd::finish::Finish;
 use qkv_simd::int8::{self, Int8Matrix, Int8Rows};
-use qkv_simd::matmul::{Operand, PackBuffers, RightOperand, matmul_bf16};
+use qkv_simd::matmul::{PackBuffers, Product, matmul_bf16};
 use qkv_simd::panels::{self, PackedMatrix};
 use qkv_simd::pass::Smooth;
 use qkv_simd::quantized::{self, Vectors};
@@ -41,16 +41,8 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
     #[doc(hidden)]
     const HAS_BF16_PRODUCTS: bool = false;
 
-    /// `C = A · B` in bf16 arithmetic; returns `false` and leaves `C` untouched if this type or this CPU has none.
-    fn matmul_bf16(
-        _isa: Isa,
-        _c: &mut [Self],
-        _a: Operand<'_, Self>,
-        _b: RightOperand<'_, Self>,
-        _add: bool,
-        _packed: &mut PackBuffers,
-        _threads: usize,
-    ) -> bool {
+    /// A product in bf16 arithmetic; returns `false` and leaves `C` untouched if this type or this CPU has none.
+    fn matmul_bf16(_isa: Isa, _product: &mut Product<'_, Self>, _packed: &mut PackBuffers, _threads: usize) -> bool {
         false
     }
 
@@ -122,16 +114,8 @@ impl Float for f32 {
 
     const HAS_BF16_PRODUCTS: bool = true;
 
-    fn matmul_bf16(
-        isa: Isa,
-        c: &mut [f32],
-        a: Operand<'_, f32>,
-        b: RightOperand<'_, f32>,
-        add: bool,
-        packed: &mut PackBuffers,
-        threads: usize,
-    ) -> bool {
-        matmul_bf16(isa, c, a, b, add, packed, threads)
+    fn matmul_bf16(isa: Isa, product: &mut Product<'_, f32>, packed: &mut PackBuffers, threads: usize) -> bool {
+        matmul_bf16(isa, product, packed, threads)
     }
 
     fn stored_products(

@@ -3,10 +3,12 @@
 use crate::device::Device;
 use crate::float::Float;
 use crate::loops::{AddAssign, AddColumns, Loop};
+use crate::pool::Pool;
+use crate::tensor::Tensor;
 use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
 use qkv_simd::Isa;
-use qkv_simd::matmul::{Operand, PackBuffers, RightOperand, has_bf16_products, matmul};
+use qkv_simd::matmul::{Operand, PackBuffers, Product, RightOperand, has_bf16_products, matmul};
 use qkv_simd::team::Team;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -68,6 +70,15 @@ impl std::ops::Sub for Usage {
 
 /// Smallest number of elements that justifies a separate task.
 const MIN_TASK: usize = 1 << 14;
+
+/// Smallest number of columns of sums that justifies a separate task.
+const MIN_COLUMNS: usize = 512;
+
+/// Rows per partial sum of a gradient over rows of this width. It depends on nothing else, so that the order of the
+/// sums is independent of the threads.
+pub(crate) fn summed_rows(width: usize) -> usize {
+    (MIN_TASK / width.max(1)).max(64)
+}
 
 impl Machine {
     /// A machine with the best instruction set of this CPU and products in full precision.
@@ -216,22 +227,26 @@ impl Machine {
     /// [in bf16](Machine::multiplies_in_bf16).
     pub(crate) fn product<'a, T: Float>(
         &self,
-        c: &mut [T],
-        a: Operand<'_, T>,
+        c: &'a mut [T],
+        a: Operand<'a, T>,
         b: impl Into<RightOperand<'a, T>>,
         add: bool,
     ) {
-        let b = b.into();
-        if self.multiplies_in_bf16::<T>() {
-            // If another thread, or a product that this thread waits for, uses the buffers, allocate separate ones.
-            let (mut held, mut spare) = (self.packed.try_lock().ok(), PackBuffers::default());
-            let packed = held.as_deref_mut().unwrap_or(&mut spare);
-            if T::matmul_bf16(self.isa, c, a, b, add, packed, self.threads) {
-                return;
-            }
+        self.products(&mut [Product { c, a, b: b.into(), add }]);
+    }
+
+    /// Products whose results do not depend on one another.
+    pub(crate) fn products<T: Float>(&self, products: &mut [Product<'_, T>]) {
+        if !self.multiplies_in_bf16::<T>() {
+            return matmul(products, self.threads);
         }
-        let RightOperand::Rows(b) = b else { unreachable!("only products in bf16 have packed operands") };
-        matmul(c, a, b, add, self.threads);
+        // If another thread, or a product that this thread waits for, uses the buffers, allocate separate ones.
+        let (mut held, mut spare) = (self.packed.try_lock().ok(), PackBuffers::default());
+        let packed = held.as_deref_mut().unwrap_or(&mut spare);
+        for product in products {
+            let done = T::matmul_bf16(self.isa, product, packed, self.threads);
+            assert!(done, "this machine multiplies in bf16");
+        }
     }
 
     /// The team of threads for tasks of microseconds; its threads start on first use.
@@ -259,15 +274,30 @@ impl Machine {
         }
     }
 
-    /// `out[x] += Σ rows[r][x]`, in the same order for any number of threads.
-    pub(crate) fn add_columns<T: Float>(&self, rows: &[T], out: &mut [T]) {
+    /// Passes every block of [`summed_rows`] rows to `finish`, and adds the sums of the columns of what it returns to
+    /// `out`: of each block first, then of the blocks, in the same order for any number of threads.
+    pub(crate) fn add_columns<'r, T: Float, B: Send>(
+        &self,
+        pool: &Pool<T>,
+        blocks: Vec<B>,
+        out: Option<&mut [T]>,
+        finish: impl Fn(B) -> &'r [T] + Sync + Send,
+    ) {
+        let Some(out) = out else {
+            return self.each(blocks, |_, block| {
+                finish(block);
+            });
+        };
         let width = out.len();
-        if width == 0 || rows.is_empty() {
-            return;
-        }
-        // Each task sums all rows of some columns.
-        let columns = width.div_ceil(self.threads).div_ceil(64) * 64;
-        let parts: Vec<&mut [T]> = out.chunks_mut(columns).collect();
+        let mut sums = Tensor::zeros(pool, &[blocks.len(), width]);
+        let parts = blocks.into_iter().zip(sums.data_mut().chunks_mut(width.max(1))).collect();
+        self.each(parts, |_, (block, out): (B, &mut [T])| {
+            self.run(AddColumns { rows: finish(block), width, from: 0, out });
+        });
+        // Each task sums all blocks of some columns.
+        let columns = width.div_ceil(self.threads).next_multiple_of(MIN_COLUMNS);
+        let parts = out.chunks_mut(columns).collect();
+        let rows = sums.data();
         self.each(parts, |at, out| self.run(AddColumns { rows, width, from: at * columns, out }));
     }
 

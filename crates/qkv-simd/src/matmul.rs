@@ -2,17 +2,16 @@
 //! rounded to bf16 and accumulated in f32 with [`bf16_gemm`](crate::bf16_gemm). The bits do not depend on the number of
 //! threads.
 
+mod divided;
 mod in_bf16;
 mod parts;
 
-use crate::number::Real;
 use crate::panels::PackedMatrix;
 use crate::span;
-use gemm_common::Parallelism;
+pub use divided::matmul;
 use half::bf16;
 pub use in_bf16::{has_bf16_products, matmul_bf16};
 use parts::PackBuffer;
-use std::any::Any;
 
 /// Buffers for packed operands, kept so that their memory is reused.
 #[derive(Debug, Default)]
@@ -94,91 +93,30 @@ impl<T> RightOperand<'_, T> {
     }
 }
 
-/// `C = A · B` or, with `add`, `C += A · B`, where `C` has dense rows.
-///
-/// ```
-/// use qkv_simd::matmul::{Operand, matmul};
-/// let (a, b) = ([1.0f32, 2.0], [10.0f32, 20.0]);
-/// let mut c = [0.0];
-/// matmul(&mut c, Operand::rows(&a, 1, 2), Operand::rows(&b, 1, 2).transposed(), false, 1);
-/// assert_eq!(c, [50.0]);
-/// ```
-///
-/// # Panics
-/// If the shapes do not fit.
-pub fn matmul<T: Real>(c: &mut [T], a: Operand<'_, T>, b: Operand<'_, T>, add: bool, threads: usize) {
-    let (m, n, k) = check(c.len(), &a, [b.rows, b.columns]);
-    if m == 0 || n == 0 {
-        return;
-    }
-    let ((a_row, a_column), (b_row, b_column)) = (a.strides(), b.strides());
-    // Below this size, waking another thread costs more than it saves.
-    let parallel = if threads > 1 && m * n * k > 1 << 18 { Parallelism::Rayon(threads) } else { Parallelism::None };
-    let beta = T::ONE;
-    let alpha = if add { T::ONE } else { T::ZERO };
-    // The kernels write columns and `C` has rows: Cᵀ = Bᵀ · Aᵀ is the same memory with the strides swapped.
-    // SAFETY: `check` verified that the shapes fit and that C has m × n elements; operands are checked on construction.
-    unsafe {
-        gemm_kernel::<T>()(
-            n,
-            m,
-            k,
-            c.as_mut_ptr(),
-            n as isize,
-            1,
-            add,
-            b.data.as_ptr(),
-            b_row,
-            b_column,
-            a.data.as_ptr(),
-            a_row,
-            a_column,
-            alpha,
-            beta,
-            false,
-            false,
-            false,
-            parallel,
-        );
-    }
+/// The product `C = A · B` or, with `add`, `C += A · B`.
+#[derive(Debug)]
+pub struct Product<'a, T> {
+    /// The result, dense rows.
+    pub c: &'a mut [T],
+    /// The left operand.
+    pub a: Operand<'a, T>,
+    /// The right operand.
+    pub b: RightOperand<'a, T>,
+    /// Whether the product is added to what `C` holds.
+    pub add: bool,
 }
 
-/// A kernel of the `gemm` crate. Its arguments: the shape; `C` with its column and row strides, and whether it is read;
-/// the two operands with theirs; α and β; which operands are conjugated; the number of threads.
-type GemmKernel<T> = unsafe fn(
-    usize,
-    usize,
-    usize,
-    *mut T,
-    isize,
-    isize,
-    bool,
-    *const T,
-    isize,
-    isize,
-    *const T,
-    isize,
-    isize,
-    T,
-    T,
-    bool,
-    bool,
-    bool,
-    Parallelism,
-);
-
-/// The kernel of an accumulator type, which is `f32` or `f64`.
-fn gemm_kernel<T: Real>() -> GemmKernel<T> {
-    let f32: GemmKernel<f32> = gemm_f32::gemm::f32::get_gemm_fn();
-    let f64: GemmKernel<f64> = gemm_f64::gemm::f64::get_gemm_fn();
-    let kernels: [&dyn Any; 2] = [&f32, &f64];
-    *kernels.iter().find_map(|kernel| kernel.downcast_ref()).expect("an accumulator is f32 or f64")
-}
-
-fn check<T>(c: usize, a: &Operand<'_, T>, [rows, columns]: [usize; 2]) -> (usize, usize, usize) {
-    assert_eq!(a.columns, rows, "A is {} × {}, B {rows} × {columns}", a.rows, a.columns);
-    assert_eq!(c, a.rows.saturating_mul(columns), "C is not {} × {columns}", a.rows);
-    (a.rows, columns, a.columns)
+impl<T> Product<'_, T> {
+    /// Rows and columns of `C`, and the depth.
+    ///
+    /// # Panics
+    /// If the shapes do not fit.
+    fn shape(&self) -> (usize, usize, usize) {
+        let (a, [rows, columns]) = (&self.a, self.b.shape());
+        assert_eq!(a.columns, rows, "A is {} × {}, B {rows} × {columns}", a.rows, a.columns);
+        assert_eq!(self.c.len(), a.rows.saturating_mul(columns), "C is not {} × {columns}", a.rows);
+        (a.rows, columns, a.columns)
+    }
 }
 
 #[cfg(test)]
@@ -203,9 +141,16 @@ mod tests {
         let small =
             [(1, 1, 1), (3, 5, 7), (16, 16, 32), (33, 70, 65), (130, 48, 100), (300, 200, 64), (5, 0, 3), (4, 4, 0)];
         // Deep enough for several parts of the depth, and long enough for several groups of tasks, either way.
-        for (m, n, k) in
-            small.into_iter().chain([(40, 32, 1100), (20, 2200, 33), (2200, 20, 33), (101, 161, 600), (263, 701, 40)])
-        {
+        let large = [
+            (40, 32, 1100),
+            (20, 2200, 33),
+            (2200, 20, 33),
+            (101, 161, 600),
+            (263, 701, 40),
+            (2, 300, 700),
+            (150, 70, 1030),
+        ];
+        for (m, n, k) in small.into_iter().chain(large) {
             for transposed in 0..4 {
                 let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
                 let a =
@@ -224,15 +169,23 @@ mod tests {
                         }
                     };
                     let mut c = before.clone();
-                    matmul(&mut c, a, b, add, 2);
+                    matmul(&mut [Product { c: &mut c, a, b: b.into(), add }], 1);
                     right(&c, "gemm");
+                    for threads in [2, 3, 16] {
+                        let mut other = before.clone();
+                        matmul(&mut [Product { c: &mut other, a, b: b.into(), add }], threads);
+                        assert_eq!(c, other, "{m} {n} {k} {transposed}: {threads} threads change nothing");
+                    }
+                    let in_bf16 = |isa: Isa, c: &mut [f32], b: RightOperand<'_, f32>, threads| {
+                        matmul_bf16(isa, &mut Product { c, a, b, add }, &mut PackBuffers::default(), threads)
+                    };
                     for isa in Isa::available() {
                         let mut c = before.clone();
                         // These elements are exact in bf16, so the bound is the same.
-                        if matmul_bf16(isa, &mut c, a, b.into(), add, &mut PackBuffers::default(), 1) {
+                        if in_bf16(isa, &mut c, b.into(), 1) {
                             right(&c, isa.name());
                             let mut other = before.clone();
-                            matmul_bf16(isa, &mut other, a, b.into(), add, &mut PackBuffers::default(), 3);
+                            in_bf16(isa, &mut other, b.into(), 3);
                             assert_eq!(c, other, "threads change nothing");
                             if b.pitch == 0 {
                                 continue;
@@ -245,7 +198,7 @@ mod tests {
                                 false => RightOperand::Packed(&matrix),
                             };
                             let mut other = before.clone();
-                            matmul_bf16(isa, &mut other, a, packed, add, &mut PackBuffers::default(), 3);
+                            in_bf16(isa, &mut other, packed, 3);
                             assert_eq!(c, other, "packed already: the same bits");
                         }
                     }

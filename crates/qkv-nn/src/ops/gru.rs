@@ -11,7 +11,7 @@
 
 use crate::float::Float;
 use crate::loops::{GruCell, GruCellGradient};
-use crate::machine::Machine;
+use crate::machine::{Machine, summed_rows};
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
@@ -216,7 +216,8 @@ impl<T: Float> Backward<T> for GruBackward<T> {
         // All steps at once: (3C, N·B) · (N·B, C).
         let rows = steps * batch;
         if let Some(sum) = context.gradients.sum(self.b) {
-            machine.add_columns(d_recurrent.data(), sum);
+            let blocks = d_recurrent.data().chunks(summed_rows(wide) * wide).collect();
+            machine.add_columns(context.pool, blocks, Some(sum), |rows| rows);
         }
         if let Some(sum) = context.gradients.sum(self.w) {
             let d_recurrent = Operand::rows(d_recurrent.data(), rows, wide);

@@ -7,14 +7,14 @@ use crate::dropout_mask::{DropoutMask, apply_dropout};
 use crate::float::Float;
 use crate::layers::KvCache;
 use crate::loops::{Activate, Activation, ActivationGradient, Gate};
-use crate::machine::Machine;
+use crate::machine::{Machine, summed_rows};
 use crate::parameters::Param;
 use crate::stored_matrix::DeviceMatrix;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, FEW_ROWS, Factor, FewRowsInput, FewRowsProduct, Operations};
 use qkv_simd::finish::Finish;
-use qkv_simd::matmul::Operand;
+use qkv_simd::matmul::{Operand, Product};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -108,7 +108,15 @@ impl<T: Float> Tape<'_, T> {
             layers.map(|(w, _)| Tensor::unwritten(self.pool, &[outer, &self.parameters.shape(w)[..1]].concat()));
         let finishes = layers.map(|(w, b)| self.finish(w, b, Activation::None, 0.0));
         match self.packed_products(x, &layers.map(|(w, _)| w), &mut ys, &finishes) {
-            Packed::Nothing => return layers.map(|(w, b)| self.linear(x, w, b, Activation::None, 0.0)),
+            Packed::Nothing => {
+                let matrices = layers.map(|(w, _)| self.parameters.matrix(w, self.pool, self.machine));
+                let a = Operand::rows(x.value.data(), x.value.rows(), x.value.width());
+                let products = ys.iter_mut().zip(&matrices);
+                let mut products: Vec<_> = products
+                    .map(|(y, matrix)| Product { c: y.data_mut(), a, b: matrix.transposed(), add: false })
+                    .collect();
+                self.machine.products(&mut products);
+            }
             Packed::Finished => return ys.map(|y| self.constant(y)),
             Packed::Products => {}
         }
@@ -578,26 +586,33 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
         if let (Some(dropout), false) = (self.dropout, self.activation == Activation::Relu) {
             upstream = apply_dropout(machine, upstream.reshaped(&[rows, out]), dropout);
         }
-        if let Saved::Output(saved) | Saved::Input(saved) = &self.saved {
-            let scale = self.dropout.map_or(T::ONE, DropoutMask::scale);
-            let each = machine.rows_each(rows, out) * out.max(1);
-            let parts = upstream.data_mut().chunks_mut(each).zip(saved.data().chunks(each)).collect();
-            machine.each(parts, |_, (gradient, saved): (&mut [T], &[T])| {
-                machine.run(ActivationGradient { gradient, saved, activation: self.activation, scale });
-            });
+        let (sum, block) = (self.b.and_then(|b| context.gradients.sum(b)), summed_rows(out) * out.max(1));
+        match &self.saved {
+            Saved::Output(saved) | Saved::Input(saved) => {
+                let scale = self.dropout.map_or(T::ONE, DropoutMask::scale);
+                let blocks = upstream.data_mut().chunks_mut(block).zip(saved.data().chunks(block)).collect();
+                machine.add_columns(context.pool, blocks, sum, |(gradient, saved): (&mut [T], &[T])| {
+                    machine.run(ActivationGradient { gradient, saved, activation: self.activation, scale });
+                    gradient
+                });
+            }
+            Saved::Nothing if sum.is_some() => {
+                machine.add_columns(context.pool, upstream.data().chunks(block).collect(), sum, |rows| rows);
+            }
+            Saved::Nothing => {}
         }
         let d_y = Operand::rows(upstream.data(), rows, out);
-        if let Some(sum) = self.b.and_then(|b| context.gradients.sum(b)) {
-            machine.add_columns(upstream.data(), sum);
-        }
+        let mut products = Vec::new();
         if let (Some(SavedInput::Tensor(input)), Some(sum)) = (&self.input, context.gradients.sum(self.w)) {
-            machine.product(sum, d_y.transposed(), Operand::rows(input.data(), rows, inner), true); // (O, I)
+            let input = Operand::rows(input.data(), rows, inner);
+            products.push(Product { c: sum, a: d_y.transposed(), b: input.into(), add: true }); // (O, I)
         }
         let mut d_x = self.x.map(|_| Tensor::unwritten(context.pool, &self.shape));
-        if let Some(d_x) = &mut d_x {
-            let matrix = context.parameters.matrix(self.w, context.pool, machine);
-            machine.product(d_x.data_mut(), d_y, matrix.operand(), false); // (R, I)
+        let matrix = d_x.as_ref().map(|_| context.parameters.matrix(self.w, context.pool, machine));
+        if let (Some(d_x), Some(matrix)) = (&mut d_x, &matrix) {
+            products.push(Product { c: d_x.data_mut(), a: d_y, b: matrix.operand(), add: false }); // (R, I)
         }
+        machine.products(&mut products);
         if let (Some(adapter), Some(SavedInput::Tensor(input))) = (&self.adapter, &self.input) {
             adapter.backward(input, &upstream, d_x.as_mut(), context);
         }

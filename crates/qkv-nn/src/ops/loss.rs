@@ -6,12 +6,13 @@
 
 use crate::float::Float;
 use crate::loops::{CrossEntropyRow, RowLoss};
+use crate::machine::summed_rows;
 use crate::parameters::Param;
 use crate::pending::Pending;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, Factor, Kind, Operations, logits_stride};
-use qkv_simd::matmul::Operand;
+use qkv_simd::matmul::{Operand, Product};
 use std::ops::Range;
 
 /// The targets of a loss.
@@ -177,6 +178,7 @@ impl<T: Float> Tape<'_, T> {
         let most = each.min(counted.len());
         let mut scores = Tensor::unwritten(self.pool, &[most, classes]);
         let mut inputs = Tensor::unwritten(self.pool, &[most, width]);
+        let mut d_inputs = Tensor::unwritten(self.pool, &[if training { most } else { 0 }, width]);
         let mut losses = vec![RowLoss::default(); most];
         let mut loss = Loss { rows: counted.len(), ..Loss::default() };
         for rows in counted.chunks(each) {
@@ -204,13 +206,17 @@ impl<T: Float> Tape<'_, T> {
             let (Some(gradients), Some(d_x)) = (self.gradients.as_deref_mut(), &mut d_x) else { continue };
             let d_scores = Operand::rows(&*scores, count, classes);
             if let Some(sum) = b.and_then(|b| gradients.sum(b)) {
-                self.machine.add_columns(scores, sum);
+                let blocks = scores.chunks(summed_rows(classes) * classes).collect();
+                self.machine.add_columns(self.pool, blocks, Some(sum), |rows| rows);
             }
+            let d_inputs = &mut d_inputs.data_mut()[..count * width];
+            let mut products = vec![Product { c: &mut *d_inputs, a: d_scores, b: w_rows.into(), add: false }];
             if let Some(sum) = gradients.sum(w) {
-                self.machine.product(sum, d_scores.transposed(), Operand::rows(inputs, count, width), true);
+                let inputs = Operand::rows(&*inputs, count, width);
+                products.push(Product { c: sum, a: d_scores.transposed(), b: inputs.into(), add: true });
             }
-            self.machine.product(inputs, d_scores, w_rows, false);
-            for (from, &r) in inputs.chunks_exact(width).zip(rows) {
+            self.machine.products(&mut products);
+            for (from, &r) in d_inputs.chunks_exact(width).zip(rows) {
                 d_x.data_mut()[r * width..][..width].copy_from_slice(from);
             }
         }

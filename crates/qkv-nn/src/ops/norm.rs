@@ -2,7 +2,8 @@
 //! arXiv:1910.07467).
 
 use crate::float::Float;
-use crate::loops::{LayerNorm, LayerNormGradient, RmsNorm, RmsNormGradient};
+use crate::loops::{AddColumns, LayerNorm, LayerNormGradient, RmsNorm, RmsNormGradient};
+use crate::machine::summed_rows;
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
@@ -16,10 +17,6 @@ struct LayerNormBackward<T: Float> {
     /// Mean and inverse standard deviation of each row, `[R, 2]`.
     moments: Tensor<T>,
 }
-
-/// Rows per partial sum of the gradients of gain and bias. The fixed size makes the order of those sums independent of
-/// the threads.
-const ROWS: usize = 64;
 
 impl<T: Float> Tape<'_, T> {
     /// `(x − mean) / √(variance + ε) · gain + bias`, row by row.
@@ -98,20 +95,19 @@ impl<T: Float> Backward<T> for LayerNormBackward<T> {
         }
         let gain = context.parameters.get(self.gain);
         let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
-        let blocks = rows.div_ceil(ROWS);
-        let mut sums = Tensor::unwritten(context.pool, &[blocks, 2 * width]);
-        let inputs = self.input.data().chunks(ROWS * width).zip(upstream.data().chunks(ROWS * width));
-        let outputs = d_x.data_mut().chunks_mut(ROWS * width).zip(sums.data_mut().chunks_mut(2 * width));
-        let parts = inputs.zip(outputs).zip(self.moments.data().chunks(ROWS * 2)).collect();
+        let each = summed_rows(width);
+        let mut sums = Tensor::unwritten(context.pool, &[rows.div_ceil(each), 2 * width]);
+        let inputs = self.input.data().chunks(each * width).zip(upstream.data().chunks(each * width));
+        let outputs = d_x.data_mut().chunks_mut(each * width).zip(sums.data_mut().chunks_mut(2 * width));
+        let parts = inputs.zip(outputs).zip(self.moments.data().chunks(each * 2)).collect();
         #[allow(clippy::type_complexity)]
         let body = |_, (((x, d_y), (d_x, sums)), moments): (((&[T], &[T]), (&mut [T], &mut [T])), &[T])| {
             context.machine.run(LayerNormGradient { x, d_y, d_x, moments, gain, sums });
         };
         context.machine.each(parts, body);
-        for sums in sums.data().chunks_exact(2 * width) {
-            for (param, sums) in [(self.gain, &sums[..width]), (self.bias, &sums[width..])] {
-                let to = context.gradients.sum(param).into_iter().flatten();
-                to.zip(sums).for_each(|(sum, &x)| *sum += x);
+        for (param, from) in [(self.gain, 0), (self.bias, width)] {
+            if let Some(out) = context.gradients.sum(param) {
+                context.machine.run(AddColumns { rows: sums.data(), width: 2 * width, from, out });
             }
         }
         context.add(self.x, d_x);
@@ -192,17 +188,18 @@ impl<T: Float> Backward<T> for RmsNormBackward<T> {
         }
         let gain = context.parameters.get(self.gain);
         let mut d_x = Tensor::unwritten(context.pool, self.input.shape());
-        let mut sums = Tensor::unwritten(context.pool, &[rows.div_ceil(ROWS), width]);
-        let inputs = self.input.data().chunks(ROWS * width).zip(upstream.data().chunks(ROWS * width));
-        let outputs = d_x.data_mut().chunks_mut(ROWS * width).zip(sums.data_mut().chunks_mut(width));
-        let parts = inputs.zip(outputs).zip(self.inverses.data().chunks(ROWS)).collect();
+        let each = summed_rows(width);
+        let mut sums = Tensor::unwritten(context.pool, &[rows.div_ceil(each), width]);
+        let inputs = self.input.data().chunks(each * width).zip(upstream.data().chunks(each * width));
+        let outputs = d_x.data_mut().chunks_mut(each * width).zip(sums.data_mut().chunks_mut(width));
+        let parts = inputs.zip(outputs).zip(self.inverses.data().chunks(each)).collect();
         #[allow(clippy::type_complexity)]
         let body = |_, (((x, d_y), (d_x, d_gain)), inverses): (((&[T], &[T]), (&mut [T], &mut [T])), &[T])| {
             context.machine.run(RmsNormGradient { x, d_y, d_x, inverses, gain, d_gain });
         };
         context.machine.each(parts, body);
-        for sums in sums.data().chunks_exact(width) {
-            context.gradients.sum(self.gain).into_iter().flatten().zip(sums).for_each(|(sum, &x)| *sum += x);
+        if let Some(out) = context.gradients.sum(self.gain) {
+            context.machine.run(AddColumns { rows: sums.data(), width, from: 0, out });
         }
         context.add(self.x, d_x);
     }

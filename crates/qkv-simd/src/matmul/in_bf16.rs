@@ -1,7 +1,7 @@
 //! Products of f32 matrices that are rounded to bf16 while they are packed.
 
 use super::parts::Columns;
-use super::{Operand, PackBuffers, RightOperand, check};
+use super::{Operand, PackBuffers, Product, RightOperand};
 use crate::bf16_gemm::{BLOCK, Bf16Gemm, DEPTH, F32Rows, PackedA, PackedB, SIDE, padded_depth};
 use crate::isa::Isa;
 use crate::product::Target;
@@ -9,7 +9,7 @@ use crate::shared::for_each_task;
 use half::bf16;
 use std::ops::Range;
 
-/// Rows of `C` in one task. They and the panels beside them stay in the second-level cache.
+/// The most rows of `C` in one task. They and the panels beside them stay in the second-level cache.
 const ROWS: usize = 8 * SIDE;
 
 /// Panels of `B` in one task.
@@ -35,19 +35,13 @@ pub fn has_bf16_products(isa: Isa) -> bool {
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn matmul_bf16(
-    isa: Isa,
-    c: &mut [f32],
-    a: Operand<'_, f32>,
-    b: RightOperand<'_, f32>,
-    add: bool,
-    packed: &mut PackBuffers,
-    threads: usize,
-) -> bool {
+pub fn matmul_bf16(isa: Isa, product: &mut Product<'_, f32>, packed: &mut PackBuffers, threads: usize) -> bool {
     if !Bf16Gemm::available(isa) {
         return false;
     }
-    let (m, n, k) = check(c.len(), &a, b.shape());
+    let (m, n, k) = product.shape();
+    let Product { c, a, b, add } = product;
+    let add = *add;
     if m == 0 || n == 0 {
         return true;
     }
@@ -59,32 +53,34 @@ pub fn matmul_bf16(
     }
     let threads = if m * n * k > 1 << 20 { threads } else { 1 };
     let (pitch, chunks, panels) = (left_pitch(k), padded_depth(k) / DEPTH, n.div_ceil(SIDE));
-    // Fewer panels per task if there would be too few tasks.
-    let (down, enough) = (m.div_ceil(ROWS), 3 * threads);
+    // Fewer rows per task if threads would wait for one another's packed rows, fewer panels if there would be too few
+    // tasks.
+    let rows = [ROWS, ROWS / 2, ROWS / 4].into_iter().find(|rows| m.div_ceil(*rows) >= threads).unwrap_or(SIDE);
+    let (down, enough) = (m.div_ceil(rows), 3 * threads);
     let each = [PANELS, PANELS / 2].into_iter().find(|each| down * panels.div_ceil(*each) >= enough).unwrap_or(2);
     let (across, size) = (panels.div_ceil(each), each.min(panels) * chunks * BLOCK);
     let held = (RIGHT_BYTES / (size * size_of::<bf16>())).max(1);
     let PackBuffers { left, right: right_buffer } = packed;
-    let left = left.blocks(down, ROWS.min(m.div_ceil(SIDE) * SIDE) * pitch);
+    let left = left.blocks(down, rows.min(m.div_ceil(SIDE) * SIDE) * pitch);
     let c = Columns::new(c, n);
     for start in (0..across).step_by(held) {
         let order = TaskOrder { down, across: held.min(across - start) };
         let right = right_buffer.blocks(order.across, size);
         for_each_task(threads, order.down * order.across, Vec::new, |tile: &mut Vec<f32>, task| {
             let (row_block, panel_block) = order.of(task);
-            let (row, first) = (row_block * ROWS, (start + panel_block) * each);
-            let (rows, panels) = (ROWS.min(m - row), each.min(panels - first));
+            let (row, first) = (row_block * rows, (start + panel_block) * each);
+            let (rows, panels) = (rows.min(m - row), each.min(panels - first));
             let columns = first * SIDE..((first + panels) * SIDE).min(n);
             let gemm = Bf16Gemm::new(isa).expect("just checked to be available");
-            let (right, _) = right.get(panel_block, |out| pack_b(&gemm, &b, columns.clone(), out));
-            let (left, _) = left.get(row_block, |out| pack_a(&gemm, &a, row..row + rows, out));
+            let (right, _) = right.get(panel_block, |out| pack_b(&gemm, b, columns.clone(), out));
+            let (left, _) = left.get(row_block, |out| pack_a(&gemm, a, row..row + rows, out));
             let left = PackedA { data: left, row: pitch };
             let right = PackedB { data: right, chunks, non_temporal: false };
             let (width, kept) = (panels * SIDE, columns.len());
             let whole = rows % SIDE == 0 && kept == width;
             if !whole {
                 // Through a tile of whole panels.
-                tile.resize(ROWS * width, 0.0);
+                tile.resize(rows * width, 0.0);
                 for (r, tile) in tile.chunks_exact_mut(width).take(if add { rows } else { 0 }).enumerate() {
                     // SAFETY: these rows and columns belong to this task alone.
                     tile[..kept].copy_from_slice(unsafe { c.part(row + r, &columns) });
