@@ -9,8 +9,8 @@ use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
 use qkv_simd::Isa;
 use qkv_simd::matmul::{Operand, PackBuffers, Product, RightOperand, has_bf16_products, matmul};
+use qkv_simd::shared::for_each_share;
 use qkv_simd::team::Team;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
@@ -265,13 +265,16 @@ impl Machine {
         if self.threads == 1 { rows.max(1) } else { rows.div_ceil(4 * self.threads).max(min) }
     }
 
-    /// Runs `body` on every part in parallel.
+    /// Runs `body` on every part in parallel. A thread begins with the same share of them in every call.
     pub(crate) fn each<I: Send>(&self, parts: Vec<I>, body: impl Fn(usize, I) + Sync + Send) {
         if self.threads == 1 || parts.len() < 2 {
-            parts.into_iter().enumerate().for_each(|(at, part)| body(at, part));
-        } else {
-            parts.into_par_iter().enumerate().with_max_len(1).for_each(|(at, part)| body(at, part));
+            return parts.into_iter().enumerate().for_each(|(at, part)| body(at, part));
         }
+        let parts: Vec<Mutex<Option<I>>> = parts.into_iter().map(|part| Mutex::new(Some(part))).collect();
+        for_each_share(self.threads, parts.len(), |at| {
+            let part = parts[at].lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+            body(at, part.expect("a task is done once"));
+        });
     }
 
     /// Passes every block of [`summed_rows`] rows to `finish`, and adds the sums of the columns of what it returns to

@@ -48,6 +48,51 @@ pub fn for_each_task<W>(
     }
 }
 
+/// Runs `body` for every task `0 .. tasks` on up to `threads` workers of the current rayon pool, or of the team
+/// [within](crate::team::Team::within) which it is called. Every thread begins with a share of its own, the same one in
+/// every call, and then takes what is left of the others': so passes over the same rows find most of them in the cache
+/// of the core that wrote them.
+///
+/// ```
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+/// let sum = AtomicUsize::new(0);
+/// qkv_simd::shared::for_each_share(2, 10, |task| { sum.fetch_add(task, Ordering::Relaxed); });
+/// assert_eq!(sum.into_inner(), 45);
+/// ```
+pub fn for_each_share(threads: usize, tasks: usize, body: impl Fn(usize) + Sync) {
+    let workers = threads.min(tasks);
+    if workers < 2 {
+        return (0..tasks).for_each(body);
+    }
+    let first = |share: usize| tasks * share / workers;
+    let next: Vec<Share> = (0..workers).map(|share| Share(AtomicUsize::new(first(share)))).collect();
+    let work = |own: usize| {
+        for share in (own..workers).chain(0..own) {
+            loop {
+                let task = next[share].0.fetch_add(1, Ordering::Relaxed);
+                if task >= first(share + 1) {
+                    break;
+                }
+                body(task);
+            }
+        }
+    };
+    if crate::team::run_within(workers, work) {
+        return;
+    }
+    let work = || work(rayon::current_thread_index().unwrap_or(0) % workers);
+    rayon::in_place_scope(|scope| {
+        for _ in 1..workers {
+            scope.spawn(|_| work());
+        }
+        work();
+    });
+}
+
+/// The next task of a share, in a cache line of its own.
+#[repr(align(64))]
+struct Share(AtomicUsize);
+
 /// Spins for a while, then yields.
 fn pause(waited: &mut u32) {
     *waited += 1;

@@ -4,7 +4,7 @@
 
 use super::{Operand, Product, RightOperand};
 use crate::number::Real;
-use crate::shared::for_each_task;
+use crate::shared::for_each_share;
 use gemm_common::Parallelism;
 use std::any::Any;
 use std::ops::Range;
@@ -44,20 +44,15 @@ const TINY: usize = 256;
 pub fn matmul<T: Real>(products: &mut [Product<'_, T>], threads: usize) {
     let parts: Vec<Parts<'_, T>> = products.iter_mut().map(|product| Parts::new(product, threads)).collect();
     let tasks = parts.iter().map(|parts| parts.grid.tasks()).sum();
-    for_each_task(
-        threads,
-        tasks,
-        || (),
-        |(), mut task| {
-            for parts in &parts {
-                if task < parts.grid.tasks() {
-                    // SAFETY: every part of every product is one task.
-                    return unsafe { parts.compute(task) };
-                }
-                task -= parts.grid.tasks();
+    for_each_share(threads, tasks, |mut task| {
+        for parts in &parts {
+            if task < parts.grid.tasks() {
+                // SAFETY: every part of every product is one task.
+                return unsafe { parts.compute(task) };
             }
-        },
-    );
+            task -= parts.grid.tasks();
+        }
+    });
 }
 
 /// A product in parts.
