@@ -388,6 +388,21 @@ mod tests {
     }
 
     #[test]
+    fn every_task_of_every_share_is_done_once() {
+        for (threads, tasks) in [(1, 7), (2, 1), (3, 10), (4, 4), (5, 3), (8, 0), (16, 1000)] {
+            let done: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+            let count = |task: usize| {
+                done[task].fetch_add(1, Ordering::Relaxed);
+            };
+            for_each_share(threads, tasks, count);
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+            pool.install(|| for_each_share(threads, tasks, count));
+            crate::team::Team::new(2).within(|| for_each_share(threads, tasks, count));
+            assert!(done.iter().all(|done| done.load(Ordering::Relaxed) == 3), "{threads} threads, {tasks} tasks");
+        }
+    }
+
+    #[test]
     fn turns_are_taken_in_order_whoever_comes_first() {
         let mut data = vec![0u64; 3];
         let pool = rayon::ThreadPoolBuilder::new().num_threads(5).build().unwrap();

@@ -12,14 +12,12 @@ use std::ops::Range;
 /// Products below this many multiplications are one task: waking another thread costs more than it saves.
 const UNDIVIDED: usize = 1 << 18;
 
-/// Parts of a product per thread. While one thread is slow, the others take its parts.
-const PARTS: usize = 2;
-
 /// Rows and columns of the register tiles of `gemm`, approximately: parts are multiples of these.
 const TILE: [usize; 2] = [8, 16];
 
-/// What packing one element of an operand costs, in multiplications.
+/// What packing one element of `B`, or of a transposed `A`, costs, in multiplications; any other `A` is only read.
 const PACKING: usize = 24;
+const READING: usize = 8;
 
 /// The depth at which `gemm` divides every product, and the number of rows and columns up to which it divides deeper
 /// ones in another way. Parts never have that few of both, so that their bits are those of the whole.
@@ -72,7 +70,9 @@ impl<'a, T: Real> Parts<'a, T> {
         let (m, n, k) = product.shape();
         let RightOperand::Rows(b) = product.b else { panic!("only products in bf16 have packed operands") };
         let threads = if m.saturating_mul(n).saturating_mul(k) > UNDIVIDED { threads } else { 1 };
-        Parts { c: product.c.as_mut_ptr(), a: product.a, b, add: product.add, grid: Grid::new([m, n], threads) }
+        let operands = [if product.a.transposed { PACKING } else { READING }, PACKING];
+        let grid = Grid::new([m, n], operands, threads);
+        Parts { c: product.c.as_mut_ptr(), a: product.a, b, add: product.add, grid }
     }
 
     /// Computes one part.
@@ -122,23 +122,22 @@ struct Grid {
 }
 
 impl Grid {
-    /// The division that takes `threads` threads the shortest time.
-    fn new(size: [usize; 2], threads: usize) -> Grid {
+    /// At most a part for each thread, such that the largest takes the shortest time.
+    fn new(size: [usize; 2], operands: [usize; 2], threads: usize) -> Grid {
         let whole = Grid { size, parts: [1, 1] };
         if threads < 2 || size[0].min(size[1]) < 2 {
             return whole;
         }
-        let count = PARTS * threads;
-        let grids =
-            (1..=count).flat_map(|down| (1..=count / down).map(move |across| Grid { size, parts: [down, across] }));
-        let grids = grids.filter(|grid| grid.parts == [1, 1] || grid.has_the_bits_of_the_whole());
-        grids.min_by_key(|grid| grid.cost(threads)).unwrap_or(whole)
+        let sides = (1..=threads).flat_map(|down| (1..=threads / down).map(move |across| [down, across]));
+        let grids = sides.map(|parts| Grid { size, parts }).filter(Grid::has_the_bits_of_the_whole);
+        grids.min_by_key(|grid| grid.cost(operands)).unwrap_or(whole)
     }
 
-    /// The time of the thread that takes most parts, in multiplications per unit of the depth.
-    fn cost(&self, threads: usize) -> usize {
+    /// The time of the largest part, in multiplications per unit of the depth; `operands` is what one element of a row
+    /// of `A` and of a column of `B` costs by itself.
+    fn cost(&self, operands: [usize; 2]) -> usize {
         let [rows, columns] = [0, 1].map(|side| self.units(side).div_ceil(self.parts[side]) * TILE[side]);
-        self.tasks().div_ceil(threads) * (rows * columns + PACKING * (rows + columns))
+        rows * columns + operands[0] * rows + operands[1] * columns
     }
 
     /// Whether the smallest part is computed as the whole is: see [`SMALL`] and [`TINY`].
@@ -202,4 +201,63 @@ fn gemm_kernel<T: Real>() -> GemmKernel<T> {
     let f64: GemmKernel<f64> = gemm_f64::gemm::f64::get_gemm_fn();
     let kernels: [&dyn Any; 2] = [&f32, &f64];
     *kernels.iter().find_map(|kernel| kernel.downcast_ref()).expect("an accumulator is f32 or f64")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two products of different shapes, computed together. Their sums are inexact, so that their order shows.
+    fn products<T: Real>([m, n, k]: [usize; 3], transposed: [bool; 2], add: bool, threads: usize) -> [Vec<T>; 2] {
+        let numbers = |count: usize, seed: usize| -> Vec<T> {
+            (0..count).map(|x| T::of_f64(((x * 37 + seed * 101) % 127) as f64 / 97.0 - 0.6)).collect()
+        };
+        let (a, b, narrow) = (numbers(m * k, 1), numbers(k * n, 2), numbers(k * 70, 3));
+        let a = if transposed[0] { Operand::rows(&a, k, m).transposed() } else { Operand::rows(&a, m, k) };
+        let b = if transposed[1] { Operand::rows(&b, n, k).transposed() } else { Operand::rows(&b, k, n) };
+        let [mut c, mut other] = [numbers(m * n, 4), numbers(m * 70, 5)];
+        let narrow = Operand::rows(&narrow, k, 70);
+        let both = &mut [
+            Product { c: &mut c, a, b: b.into(), add },
+            Product { c: &mut other, a, b: narrow.into(), add: !add },
+        ];
+        matmul(both, threads);
+        [c, other]
+    }
+
+    #[test]
+    fn the_bits_of_products_do_not_depend_on_the_number_of_threads() {
+        fn hold<T: Real>() {
+            let shapes =
+                [[100, 100, 700], [64, 64, 1100], [130, 48, 900], [300, 17, 640], [2, 900, 1030], [257, 391, 530]];
+            for (at, shape) in shapes.into_iter().enumerate() {
+                for transposed in [[false, false], [false, true], [true, false], [true, true]] {
+                    let one = products::<T>(shape, transposed, at % 2 == 0, 1);
+                    for threads in [2, 3, 7, 16, 64] {
+                        let found = products::<T>(shape, transposed, at % 2 == 0, threads);
+                        assert!(found == one, "{shape:?} {transposed:?}, {threads} threads");
+                    }
+                }
+            }
+        }
+        hold::<f32>();
+        hold::<f64>();
+    }
+
+    #[test]
+    fn parts_cover_a_result_once_and_are_one_for_each_thread_where_it_is_large() {
+        for size in [[2048, 1024], [256, 256], [8000, 256], [1, 5000], [5000, 1], [100, 100], [0, 7]] {
+            for threads in [1, 2, 3, 16, 50] {
+                let grid = Grid::new(size, [PACKING, PACKING], threads);
+                let mut seen = vec![0u8; size[0] * size[1]];
+                for part in 0..grid.tasks() {
+                    let [rows, columns] = grid.part(part);
+                    rows.for_each(|row| columns.clone().for_each(|column| seen[row * size[1] + column] += 1));
+                }
+                assert!(seen.iter().all(|&times| times == 1), "{grid:?}");
+                assert!(grid.tasks() <= threads);
+                assert!(size != [2048, 1024] || threads == 50 || grid.tasks() == threads, "{grid:?}");
+            }
+        }
+    }
 }

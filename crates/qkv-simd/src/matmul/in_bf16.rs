@@ -9,13 +9,11 @@ use crate::shared::for_each_task;
 use half::bf16;
 use std::ops::Range;
 
-/// Rows of `C` in one task, and panels of `B`. The most of them and their operands stay in the second-level cache.
-const ROWS: [usize; 4] = [8 * SIDE, 4 * SIDE, 2 * SIDE, SIDE];
-const PANELS: [usize; 3] = [8, 4, 2];
+/// Rows of `C` in one task. They and the panels beside them stay in the second-level cache.
+const ROWS: usize = 8 * SIDE;
 
-/// What packing one element of an operand costs, and reading a packed one for a task, in multiplications.
-const PACKING: usize = 500;
-const READING: usize = 25;
+/// Panels of `B` in one task.
+const PANELS: usize = 8;
 
 /// Blocks of the longer side that are multiplied with all blocks of the other side before the next ones.
 const TOGETHER: usize = 16;
@@ -55,20 +53,21 @@ pub fn matmul_bf16(isa: Isa, product: &mut Product<'_, f32>, packed: &mut PackBu
     }
     let threads = if m * n * k > 1 << 20 { threads } else { 1 };
     let (pitch, chunks, panels) = (left_pitch(k), padded_depth(k) / DEPTH, n.div_ceil(SIDE));
-    let [most_rows, each] = task_size([m, n], threads);
-    let (down, across) = (m.div_ceil(most_rows), panels.div_ceil(each));
-    let size = each.min(panels) * chunks * BLOCK;
+    // Fewer panels per task if there would be too few tasks.
+    let (down, enough) = (m.div_ceil(ROWS), 3 * threads);
+    let each = [PANELS, PANELS / 2].into_iter().find(|each| down * panels.div_ceil(*each) >= enough).unwrap_or(2);
+    let (across, size) = (panels.div_ceil(each), each.min(panels) * chunks * BLOCK);
     let held = (RIGHT_BYTES / (size * size_of::<bf16>())).max(1);
     let PackBuffers { left, right: right_buffer } = packed;
-    let left = left.blocks(down, most_rows.min(m.div_ceil(SIDE) * SIDE) * pitch);
+    let left = left.blocks(down, ROWS.min(m.div_ceil(SIDE) * SIDE) * pitch);
     let c = Columns::new(c, n);
     for start in (0..across).step_by(held) {
         let order = TaskOrder { down, across: held.min(across - start) };
         let right = right_buffer.blocks(order.across, size);
         for_each_task(threads, order.down * order.across, Vec::new, |tile: &mut Vec<f32>, task| {
             let (row_block, panel_block) = order.of(task);
-            let (row, first) = (row_block * most_rows, (start + panel_block) * each);
-            let (rows, panels) = (most_rows.min(m - row), each.min(panels - first));
+            let (row, first) = (row_block * ROWS, (start + panel_block) * each);
+            let (rows, panels) = (ROWS.min(m - row), each.min(panels - first));
             let columns = first * SIDE..((first + panels) * SIDE).min(n);
             let gemm = Bf16Gemm::new(isa).expect("just checked to be available");
             let (right, _) = right.get(panel_block, |out| pack_b(&gemm, b, columns.clone(), out));
@@ -79,7 +78,7 @@ pub fn matmul_bf16(isa: Isa, product: &mut Product<'_, f32>, packed: &mut PackBu
             let whole = rows % SIDE == 0 && kept == width;
             if !whole {
                 // Through a tile of whole panels.
-                tile.resize(most_rows * width, 0.0);
+                tile.resize(ROWS * width, 0.0);
                 for (r, tile) in tile.chunks_exact_mut(width).take(if add { rows } else { 0 }).enumerate() {
                     // SAFETY: these rows and columns belong to this task alone.
                     tile[..kept].copy_from_slice(unsafe { c.part(row + r, &columns) });
@@ -104,19 +103,6 @@ pub fn matmul_bf16(isa: Isa, product: &mut Product<'_, f32>, packed: &mut PackBu
         });
     }
     true
-}
-
-/// Rows and panels of a task, such that `threads` threads take the shortest time for a result of this size: packing a
-/// block is one thread's work, which others wait for, and small tasks read packed operands more often.
-fn task_size([m, n]: [usize; 2], threads: usize) -> [usize; 2] {
-    let cost = |&[rows, panels]: &[usize; 2]| {
-        let (down, across) = (m.div_ceil(rows), n.div_ceil(panels * SIDE));
-        let packing = m.div_ceil(down.min(threads)) + n.div_ceil(across.min(threads));
-        let columns = panels * SIDE;
-        PACKING * packing + (down * across).div_ceil(threads) * (rows * columns + READING * (rows + columns))
-    };
-    let sizes = ROWS.into_iter().flat_map(|rows| PANELS.map(|panels| [rows, panels]));
-    sizes.min_by_key(cost).expect("there are sizes")
 }
 
 /// The order in which blocks of rows and of panels are multiplied: along the longer side, [`TOGETHER`] blocks of it
