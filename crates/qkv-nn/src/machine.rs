@@ -77,7 +77,7 @@ const MIN_COLUMNS: usize = 512;
 /// Rows per partial sum of a gradient over rows of this width. It depends on nothing else, so that the order of the
 /// sums is independent of the threads.
 pub(crate) fn summed_rows(width: usize) -> usize {
-    (MIN_TASK / width.max(1)).max(64)
+    (MIN_TASK / width.max(1)).max(16)
 }
 
 impl Machine {
@@ -265,8 +265,9 @@ impl Machine {
         if self.threads == 1 { rows.max(1) } else { rows.div_ceil(4 * self.threads).max(min) }
     }
 
-    /// Runs `body` on every part in parallel. A thread begins with the same share of them in every call.
-    pub(crate) fn each<I: Send>(&self, parts: Vec<I>, body: impl Fn(usize, I) + Sync + Send) {
+    /// Runs `body` on every part in parallel. Usually, a thread begins with the same share of them in every
+    /// call.
+    pub(crate) fn each<I: Send>(&self, parts: Vec<I>, body: impl Fn(usize, I) + Sync) {
         if self.threads == 1 || parts.len() < 2 {
             return parts.into_iter().enumerate().for_each(|(at, part)| body(at, part));
         }
@@ -278,22 +279,22 @@ impl Machine {
     }
 
     /// Passes every block of [`summed_rows`] rows to `finish`, and adds the sums of the columns of what it returns to
-    /// `out`: of each block first, then of the blocks, in the same order for any number of threads.
+    /// `out`, if there is one: of each block first, then of the blocks, in the same order for any number of threads.
     pub(crate) fn add_columns<'r, T: Float, B: Send>(
         &self,
         pool: &Pool<T>,
         blocks: Vec<B>,
         out: Option<&mut [T]>,
-        finish: impl Fn(B) -> &'r [T] + Sync + Send,
+        finish: impl Fn(B) -> &'r [T] + Sync,
     ) {
-        let Some(out) = out else {
+        let Some(out) = out.filter(|out| !out.is_empty()) else {
             return self.each(blocks, |_, block| {
                 finish(block);
             });
         };
         let width = out.len();
         let mut sums = Tensor::zeros(pool, &[blocks.len(), width]);
-        let parts = blocks.into_iter().zip(sums.data_mut().chunks_mut(width.max(1))).collect();
+        let parts = blocks.into_iter().zip(sums.data_mut().chunks_mut(width)).collect();
         self.each(parts, |_, (block, out): (B, &mut [T])| {
             self.run(AddColumns { rows: finish(block), width, from: 0, out });
         });

@@ -273,6 +273,11 @@ impl<T: Float> Parameters<T> {
         Matrix { shape: [rows, columns], form }
     }
 
+    /// Whether a matrix is there in the tape's element type, not in a reduced-precision form alone.
+    pub(crate) fn has_elements(&self, param: Param) -> bool {
+        self.entries[param.0].stored_alone().is_none()
+    }
+
     fn widened(entry: &Entry<T>, stored: StoredMatrix<'_>, pool: &Pool<T>, machine: &Machine) -> Tensor<T> {
         let mut widened = Tensor::unwritten(pool, &entry.shape);
         let width = stored.width();

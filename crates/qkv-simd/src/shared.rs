@@ -49,9 +49,9 @@ pub fn for_each_task<W>(
 }
 
 /// Runs `body` for every task `0 .. tasks` on up to `threads` workers of the current rayon pool, or of the team
-/// [within](crate::team::Team::within) which it is called. Every thread begins with a share of its own, the same one in
-/// every call, and then takes what is left of the others': so passes over the same rows find most of them in the cache
-/// of the core that wrote them.
+/// [within](crate::team::Team::within) which it is called. Every worker begins with a share of its own and then takes
+/// what is left of the others'. In a pool of `threads` threads, a thread's share is the same in every call of as many
+/// tasks: passes over the same rows find most of them in the cache of the core that wrote them.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};

@@ -216,7 +216,7 @@ impl<T: Float> Backward<T> for GruBackward<T> {
         // All steps at once: (3C, N·B) · (N·B, C).
         let rows = steps * batch;
         if let Some(sum) = context.gradients.sum(self.b) {
-            let blocks = d_recurrent.data().chunks(summed_rows(wide) * wide).collect();
+            let blocks = d_recurrent.data().chunks(summed_rows(wide) * wide.max(1)).collect();
             machine.add_columns(context.pool, blocks, Some(sum), |rows| rows);
         }
         if let Some(sum) = context.gradients.sum(self.w) {

@@ -93,8 +93,8 @@ impl<T: Float> Tape<'_, T> {
         self.activated(x, y, w, b, activation, dropout)
     }
 
-    /// Several linear layers of the same input, without activations: computed as one job if all matrices are packed for
-    /// inference.
+    /// Several linear layers of the same input, without activations. They are one job if all matrices are packed for
+    /// inference or, outside inference, none is there in reduced precision alone.
     ///
     /// # Panics
     /// If the shapes do not match.
@@ -108,6 +108,9 @@ impl<T: Float> Tape<'_, T> {
             layers.map(|(w, _)| Tensor::unwritten(self.pool, &[outer, &self.parameters.shape(w)[..1]].concat()));
         let finishes = layers.map(|(w, b)| self.finish(w, b, Activation::None, 0.0));
         match self.packed_products(x, &layers.map(|(w, _)| w), &mut ys, &finishes) {
+            Packed::Nothing if self.is_inference() || layers.iter().any(|&(w, _)| !self.parameters.has_elements(w)) => {
+                return layers.map(|(w, b)| self.linear(x, w, b, Activation::None, 0.0));
+            }
             Packed::Nothing => {
                 let matrices = layers.map(|(w, _)| self.parameters.matrix(w, self.pool, self.machine));
                 let a = Operand::rows(x.value.data(), x.value.rows(), x.value.width());
@@ -586,7 +589,8 @@ impl<T: Float> Backward<T> for LinearBackward<T> {
         if let (Some(dropout), false) = (self.dropout, self.activation == Activation::Relu) {
             upstream = apply_dropout(machine, upstream.reshaped(&[rows, out]), dropout);
         }
-        let (sum, block) = (self.b.and_then(|b| context.gradients.sum(b)), summed_rows(out) * out.max(1));
+        let sum = self.b.and_then(|b| context.gradients.sum(b));
+        let block = out.max(1) * if sum.is_some() { summed_rows(out) } else { machine.rows_each(rows, out) };
         match &self.saved {
             Saved::Output(saved) | Saved::Input(saved) => {
                 let scale = self.dropout.map_or(T::ONE, DropoutMask::scale);

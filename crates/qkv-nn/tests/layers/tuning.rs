@@ -146,6 +146,52 @@ fn a_matrix_in_fewer_bits_alone_computes_and_passes_gradients_as_its_widened_val
 }
 
 #[test]
+fn layers_of_the_same_input_together_have_the_bits_of_each_alone() {
+    // Matrices of which none, one or both are in fewer bits, of different kinds.
+    for [quantized, half] in [[false, false], [true, false], [true, true]] {
+        let mut parameters = Parameters::<f32>::new();
+        let [w, v] = ["w.weight", "v.weight"].map(|name| parameters.add(name, &[700, 640], Init::Normal(0.3), 1));
+        let b = parameters.add("b.bias", &[700], Init::Normal(0.3), 1);
+        if quantized {
+            let matrix = QuantizedMatrix::rounded8(640, parameters.get(w)).unwrap();
+            parameters.set_quantized(w, matrix);
+        }
+        if half {
+            let rounded: Vec<bf16> = parameters.get(v).iter().map(|&x| bf16::from_f32(x)).collect();
+            parameters.set_half(v, HalfMatrix::Bf16(PackedMatrix::new(&rounded, 640)));
+        }
+        let layers = [(w, Some(b)), (v, None)];
+        for (training, rows) in [(true, 100), (true, 1), (false, 1), (false, 3), (false, 40)] {
+            let run = |together: bool, threads: usize| {
+                let (pool, machine, mut gradients) = (Pool::new(), Machine::new(threads), Gradients::of(&parameters));
+                let mut tape = match training {
+                    true => Tape::training(&parameters, &mut gradients, &pool, &machine, 1),
+                    false => Tape::inference(&parameters, &pool, &machine),
+                };
+                let x = tape.input(numbers(&[rows, 1, 640], 3));
+                let ys = match together {
+                    true => tape.linear_together(&x, layers),
+                    false => layers.map(|(w, b)| tape.linear(&x, w, b, Activation::None, 0.0)),
+                };
+                let mut found = ys.each_ref().map(|y| y.value().data().to_vec()).to_vec();
+                if training {
+                    ys.iter().for_each(|y| tape.seed(y, numbers(&[rows, 1, 700], 4)));
+                    tape.backward();
+                    found.push(tape.gradient(&x).unwrap().data().to_vec());
+                    drop(tape);
+                    found.extend([w, v, b].map(|param| gradients.get(param).to_vec()));
+                }
+                found
+            };
+            let alone = run(false, 1);
+            for (together, threads) in [(true, 1), (true, 5), (false, 5)] {
+                assert!(run(together, threads) == alone, "{quantized} {half} {training} {rows} {together} {threads}");
+            }
+        }
+    }
+}
+
+#[test]
 fn segments_that_are_computed_again_have_the_same_gradients_to_the_bit() {
     let mut parameters = Parameters::<f32>::new();
     let attention = Attention::scaled_dot().mask(Mask::causal()).dropout(0.2);

@@ -12,18 +12,18 @@ use std::ops::Range;
 /// Products below this many multiplications are one task: waking another thread costs more than it saves.
 const UNDIVIDED: usize = 1 << 18;
 
-/// Rows and columns of the register tiles of `gemm`, approximately: parts are multiples of these.
-const TILE: [usize; 2] = [8, 16];
+/// Parts have multiples of so many rows and columns, except at the end.
+const UNIT: [usize; 2] = [8, 16];
 
 /// What packing one element of `B`, or of a transposed `A`, costs, in multiplications; any other `A` is only read.
 const PACKING: usize = 24;
 const READING: usize = 8;
 
-/// The depth at which `gemm` divides every product, and the number of rows and columns up to which it divides deeper
-/// ones in another way. Parts never have that few of both, so that their bits are those of the whole.
+/// If a result has at most this many rows and columns, `gemm` divides the depth by 512, otherwise by the size of caches.
+/// Parts never have that few of both, so that their sums have the order of the whole.
 const SMALL: usize = 64;
 
-/// The size of a result up to which `gemm` has other kernels.
+/// The number of elements of a result up to which `gemm` has other kernels.
 const TINY: usize = 256;
 
 /// Computes products whose results do not depend on one another, in f32 or f64. The bits do not depend on the number of
@@ -63,7 +63,7 @@ struct Parts<'a, T> {
 }
 
 // SAFETY: the caller of `compute` guarantees that no part is computed twice at a time.
-unsafe impl<T: Sync> Sync for Parts<'_, T> {}
+unsafe impl<T: Send + Sync> Sync for Parts<'_, T> {}
 
 impl<'a, T: Real> Parts<'a, T> {
     fn new(product: &'a mut Product<'_, T>, threads: usize) -> Self {
@@ -136,22 +136,23 @@ impl Grid {
     /// The time of the largest part, in multiplications per unit of the depth; `operands` is what one element of a row
     /// of `A` and of a column of `B` costs by itself.
     fn cost(&self, operands: [usize; 2]) -> usize {
-        let [rows, columns] = [0, 1].map(|side| self.units(side).div_ceil(self.parts[side]) * TILE[side]);
+        let [rows, columns] = [0, 1].map(|side| self.units(side).div_ceil(self.parts[side]) * UNIT[side]);
         rows * columns + operands[0] * rows + operands[1] * columns
     }
 
-    /// Whether the smallest part is computed as the whole is: see [`SMALL`] and [`TINY`].
+    /// Whether the smallest part is computed as the whole is: see [`SMALL`] and [`TINY`]. For a single row or column,
+    /// `gemm` has yet other kernels.
     fn has_the_bits_of_the_whole(&self) -> bool {
         let [rows, columns] = [0, 1].map(|side| {
             let last = self.size[side].saturating_sub(self.edge(side, self.parts[side] - 1));
-            last.min(self.units(side) / self.parts[side] * TILE[side])
+            last.min(self.units(side) / self.parts[side] * UNIT[side])
         });
         rows.min(columns) > 1 && rows.max(columns) > SMALL && rows * columns > TINY
     }
 
-    /// Rows or columns of tiles.
+    /// Number of units on a side.
     fn units(&self, side: usize) -> usize {
-        self.size[side].div_ceil(TILE[side])
+        self.size[side].div_ceil(UNIT[side])
     }
 
     /// Number of parts; none of an empty result.
@@ -167,7 +168,7 @@ impl Grid {
 
     /// Where the rows or columns of part number `at` of its side begin.
     fn edge(&self, side: usize, at: usize) -> usize {
-        (self.units(side) * at / self.parts[side] * TILE[side]).min(self.size[side])
+        (self.units(side) * at / self.parts[side] * UNIT[side]).min(self.size[side])
     }
 }
 
