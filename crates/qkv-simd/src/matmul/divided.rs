@@ -19,8 +19,8 @@ const UNIT: [usize; 2] = [8, 16];
 const PACKING: usize = 24;
 const READING: usize = 8;
 
-/// If a result has at most this many rows and columns, `gemm` divides the depth by 512, otherwise by the size of caches.
-/// Parts never have that few of both, so that their sums have the order of the whole.
+/// If a result has at most this many rows and columns, `gemm` divides the depth by 512, otherwise by the size of the
+/// caches. Parts never have that few of both, so that their sums have the order of the whole.
 const SMALL: usize = 64;
 
 /// The number of elements of a result up to which `gemm` has other kernels.
