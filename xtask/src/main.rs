@@ -30,7 +30,7 @@ usage: cargo xtask COMMAND
 
   test [--full]   everything CI runs: format, lints, tests, doc tests, docs, packages, other targets, and the promises
                   (conformance, determinism, absence, sizes, memory) on every instruction set of this CPU, over a sample
-                  (QKV_SEED repeats one); binaries of tests run two at a time, and what one prints comes when it has
+                  (QKV_SEED repeats one); binaries of tests run three at a time, and what one prints comes when it has
                   ended; with --full every case, Miri, the sanitizers, cargo-deny and NEON (an hour)
   python          the Python package with every framework, in target/python: built, installed, tested (gigabytes)
   words           retired words that came back (docs/glossary.md)

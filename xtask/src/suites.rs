@@ -1,4 +1,4 @@
-//! The tests of the workspace: one cargo command compiles them, and their binaries run two at a time, the longest
+//! The tests of the workspace: one cargo command compiles them, and their binaries run three at a time, the longest
 //! first. `cargo test` would run them one at a time, and each ends with a single test on one core. A binary's output is
 //! printed as a whole when it has ended.
 
@@ -16,8 +16,8 @@ const COMPILE: &str = "test --workspace --tests --no-run --message-format=json-r
 /// Compiles and runs the examples in the documentation.
 const DOC_TESTS: &str = "test --workspace --doc --no-fail-fast";
 
-/// Number of concurrent runs: while one waits for its last test, the other uses the cores.
-const AT_A_TIME: usize = 2;
+/// Number of concurrent runs: while one waits for its last test, for a browser or for a disk, the others use the cores.
+const AT_A_TIME: usize = 3;
 
 /// The longest runs in descending order; they start first, so that no core is idle at the end.
 const LONGEST: [&str; 9] = [
@@ -26,10 +26,10 @@ const LONGEST: [&str; 9] = [
     "-p qkv-fuzz --test fuzz",
     "-p qkv-cuda --test gpu",
     "-p qkv-cuda --lib",
-    "-p qkv-ranks --test suite",
+    "-p qkv-ranks-tests --test ranks",
     "test --workspace --doc",
-    "-p qkv-nn --test layers",
-    "-p qkv --test attention",
+    "-p qkv-nn-tests --test layers",
+    "-p qkv-tests --test attention",
 ];
 
 /// Some tests of a binary, repeated in another environment.

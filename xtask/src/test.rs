@@ -7,7 +7,7 @@ use crate::{browser, cycles, lines, mpich, nvrtc, python, toolchain, unsafe_code
 /// Targets other than the host for which `qkv` is checked if their standard library is installed.
 const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "wasm32-unknown-unknown"];
 
-/// The promises that every instruction set keeps: tests of `qkv`, selected by substrings of their names.
+/// The promises that every instruction set keeps: tests of attention, selected by substrings of their names.
 const PROMISES: &str = "conformance:: deterministic:: absent:: sizes:: memory_of_";
 
 /// The same without memory, which does not depend on the instruction set and takes longest without vector instructions.
@@ -72,7 +72,10 @@ fn emulated() -> String {
 }
 
 /// Packs every published crate, as `cargo publish` would.
-pub const PACKAGE: &str = "package --workspace --exclude xtask --exclude figures --exclude qkv-conformance --exclude qkv-fuzz --exclude qkv-python --no-verify --allow-dirty --quiet";
+pub const PACKAGE: &str = concat!(
+    "package --workspace --no-verify --allow-dirty --quiet --exclude xtask --exclude figures --exclude qkv-conformance",
+    " --exclude qkv-fuzz --exclude qkv-python --exclude qkv-tests --exclude qkv-nn-tests --exclude qkv-ranks-tests",
+);
 
 /// Checks `qkv` for other targets; warnings are errors there too.
 pub fn targets() -> Vec<Step> {
@@ -107,7 +110,7 @@ pub fn neon() -> Vec<Step> {
     };
     vec![
         step("kernels on NEON", "-p qkv-simd --all-features --lib".into()),
-        step("promises on NEON", format!("-p qkv --test attention -- {PROMISES}")),
+        step("promises on NEON", format!("-p qkv-tests --test attention -- {PROMISES}")),
     ]
 }
 

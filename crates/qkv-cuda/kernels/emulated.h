@@ -2,12 +2,26 @@
 // waits at a barrier yields to the next. Slow, but the same source: errors in a kernel's logic show up here, too.
 
 #define EMULATED 1
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <utility>
-#include <vector>
+#include <stddef.h>
+#include <stdint.h>
+
+// The C library's functions by their declarations: the headers of C++ take as long to compile as a kernel.
+extern "C" {
+void* aligned_alloc(size_t, size_t);
+void free(void*);
+void* memcpy(void*, const void*, size_t);
+void* memset(void*, int, size_t);
+int strcmp(const char*, const char*);
+float erff(float);
+float expf(float);
+float fabsf(float);
+float fmaf(float, float, float);
+float fmaxf(float, float);
+float fminf(float, float);
+float logf(float);
+float sqrtf(float);
+float tanhf(float);
+}
 
 #define __device__
 #define __global__
@@ -37,10 +51,11 @@ static Index blockIdx, blockDim, gridDim;
 static int current = 0, threads_here = 0;
 struct Fiber {
     void* at; // its stack pointer
-    std::vector<char> stack;
     bool done;
 };
-static std::vector<Fiber> fibers;
+static const int MAX_FIBERS = 1024;
+static Fiber fibers[MAX_FIBERS];
+static int left; // fibers that have not returned
 static void* scheduler;
 
 // Switches stacks; callee-saved registers stay on the old one.
@@ -76,7 +91,13 @@ struct ThreadIndex {
 };
 static ThreadIndex threadIdx;
 
-static void yield() { qkv_switch(&fibers[current].at, scheduler); }
+// Goes on with the next fiber that has not returned.
+static void yield() {
+    void** mine = &fibers[current].at;
+    do current = current + 1 < threads_here ? current + 1 : 0;
+    while (fibers[current].done);
+    if (&fibers[current].at != mine) qkv_switch(mine, fibers[current].at);
+}
 
 // A barrier of fibers: a fiber waits until its round is over. Fibers that have returned count as arrived.
 struct FiberBarrier {
@@ -116,10 +137,10 @@ static void __syncwarp() { arrive(warp_barriers[current / 32], warp_size() - end
 static float exchanged[64][32];
 template <class X> static X __shfl_xor_sync(unsigned, X x, int by) {
     int warp = current / 32, lane = current % 32;
-    std::memcpy(&exchanged[warp][lane], &x, 4);
+    memcpy(&exchanged[warp][lane], &x, 4);
     __syncwarp();
     X got;
-    std::memcpy(&got, &exchanged[warp][lane ^ by], 4);
+    memcpy(&got, &exchanged[warp][lane ^ by], 4);
     __syncwarp();
     return got;
 }
@@ -157,28 +178,28 @@ static void emulated_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, uns
 
 static inline float emulated_from_half(uint16_t bits) {
     _Float16 half;
-    std::memcpy(&half, &bits, 2);
+    memcpy(&half, &bits, 2);
     return float(half);
 }
 static inline uint16_t emulated_to_half(float x) {
     _Float16 half = _Float16(x);
     uint16_t bits;
-    std::memcpy(&bits, &half, 2);
+    memcpy(&bits, &half, 2);
     return bits;
 }
 static inline float __int_as_float(int x) {
     float y;
-    std::memcpy(&y, &x, 4);
+    memcpy(&y, &x, 4);
     return y;
 }
 static inline float __uint_as_float(unsigned x) {
     float y;
-    std::memcpy(&y, &x, 4);
+    memcpy(&y, &x, 4);
     return y;
 }
 static inline unsigned __float_as_uint(float x) {
     unsigned y;
-    std::memcpy(&y, &x, 4);
+    memcpy(&y, &x, 4);
     return y;
 }
 // The C library declares __expf, too.
@@ -205,64 +226,66 @@ static const void* const* arguments;
 static void run_fiber() {
     body(arguments);
     fibers[current].done = true;
+    left--;
     ended_in_warp[current / 32]++;
     ended_in_block++;
     // Barriers wait for one fiber fewer.
     FiberBarrier& warp = warp_barriers[current / 32];
-    int left = warp_size() - ended_in_warp[current / 32];
-    if (warp.came && warp.came == left) {
+    int others = warp_size() - ended_in_warp[current / 32];
+    if (warp.came && warp.came == others) {
         warp.came = 0;
         warp.result = warp.value;
         warp.value = 0;
         warp.round++;
     }
-    left = threads_here - ended_in_block;
-    if (block_barrier.came && block_barrier.came == left) {
+    others = threads_here - ended_in_block;
+    if (block_barrier.came && block_barrier.came == others) {
         block_barrier.came = 0;
         block_barrier.result = block_barrier.value;
         block_barrier.value = 0;
         block_barrier.round++;
     }
-    yield();
+    if (left > 0) yield();
+    qkv_switch(&fibers[current].at, scheduler);
 }
 
+// Stacks begin an odd number of cache lines apart: with a power of two between them, all would share the same few sets
+// of the cache, and every switch would miss it.
+static const size_t STACK = 256 * 1024 + 11 * 64;
+
 static void run_block(int threads) {
-    const size_t stack = 256 * 1024;
-    if (int(fibers.size()) < threads) fibers.resize(threads);
-    threads_here = threads;
+    static char* stacks = nullptr;
+    static int has_stacks = 0;
+    if (has_stacks < threads) {
+        free(stacks);
+        stacks = (char*)aligned_alloc(64, STACK * threads);
+        has_stacks = threads;
+    }
+    threads_here = left = threads;
     block_barrier = FiberBarrier();
     ended_in_block = 0;
-    for (int warp = 0; warp < 64; warp++) {
+    for (int warp = 0; warp < (threads + 31) / 32; warp++) {
         warp_barriers[warp] = FiberBarrier();
         ended_in_warp[warp] = 0;
     }
-    std::memset(shared_memory, 0xff, SHARED_BYTES); // uninitialized memory reads as NaN
+    memset(shared_memory, 0xff, SHARED_BYTES); // uninitialized memory reads as NaN
     for (int at = 0; at < threads; at++) {
-        Fiber& fiber = fibers[at];
-        fiber.stack.resize(stack);
-        fiber.done = false;
         // As if it had yielded: a return address and six registers.
-        void** top = (void**)((uintptr_t)(fiber.stack.data() + stack) / 16 * 16);
+        void** top = (void**)(stacks + STACK * (at + 1));
         top[-1] = nullptr;
         top[-2] = (void*)run_fiber;
         for (int at = 3; at <= 8; at++) top[-at] = nullptr;
-        fiber.at = top - 8;
+        fibers[at] = {top - 8, false};
     }
-    for (int left = threads; left > 0;)
-        for (current = 0; current < threads; current++) {
-            if (fibers[current].done) continue;
-            qkv_switch(&scheduler, fibers[current].at);
-            if (fibers[current].done) left--;
-        }
+    current = 0;
+    qkv_switch(&scheduler, fibers[0].at);
 }
 
 // Calls a kernel with arguments by their addresses, as the driver does.
-template <class... A, size_t... I>
-static void call_kernel(void (*kernel)(A...), const void* const* values, std::index_sequence<I...>) {
-    kernel(*(const A*)values[I]...);
-}
-template <class... A> static void call_kernel(void (*kernel)(A...), const void* const* values) {
-    call_kernel(kernel, values, std::index_sequence_for<A...>());
+template <class... A, class... Found>
+static void call_kernel(void (*kernel)(A...), const void* const* values, Found... found) {
+    if constexpr (sizeof...(Found) == sizeof...(A)) kernel(*(const A*)found...);
+    else call_kernel(kernel, values, found..., values[sizeof...(Found)]);
 }
 
 // Writes the sizes of a kernel's arguments; returns how many there are.
@@ -284,7 +307,7 @@ struct Named {
     extern "C" int emulated_launch(const char* name, const unsigned* grid, unsigned threads,  \
                                    const void* const* values) {                               \
         for (const Named& one : all_kernels)                                                  \
-            if (!std::strcmp(one.name, name)) {                                               \
+            if (!strcmp(one.name, name)) {                                               \
                 body = one.call;                                                              \
                 arguments = values;                                                           \
                 blockDim = {threads, 1, 1};                                                   \
@@ -300,7 +323,7 @@ struct Named {
     }                                                                                         \
     extern "C" int emulated_sizes(const char* name, unsigned* sizes) {                        \
         for (const Named& one : all_kernels)                                                  \
-            if (!std::strcmp(one.name, name)) return one.sizes(sizes);                        \
+            if (!strcmp(one.name, name)) return one.sizes(sizes);                        \
         return -1;                                                                            \
     }
 #define EMULATED_KERNEL(name)                                                                 \

@@ -528,11 +528,7 @@ fn initial<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<
     let seed = name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3) // FNV-1a
     });
-    let unit = |at: usize, word: usize| {
-        let words = philox::block([at as u32, (at >> 32) as u32, 0x7061_7261, 0], seed);
-        (f64::from(words[word]) + 0.5) / 4_294_967_296.0
-    };
-    let uniform = |bound: f64| (0..len).map(|at| T::of_f64((2.0 * unit(at, 0) - 1.0) * bound)).collect();
+    let uniform = |bound: f64| (0..len).map(|at| T::of_f64((2.0 * uniform(seed, at)[0] - 1.0) * bound)).collect();
     match init {
         Init::Zeros => {
             let mut zeros = vec![T::ZERO; len];
@@ -542,13 +538,20 @@ fn initial<T: Float>(name: &str, shape: &[usize], init: Init, seed: u64) -> Vec<
         Init::Ones => vec![T::ONE; len],
         Init::Uniform(bound) => uniform(bound),
         Init::Xavier => uniform((6.0 / shape.iter().sum::<usize>() as f64).sqrt()),
-        Init::Normal(deviation) => (0..len)
-            .map(|at| {
-                let radius = (-2.0 * unit(at, 0).ln()).sqrt();
-                T::of_f64(deviation * radius * (std::f64::consts::TAU * unit(at, 1)).cos())
-            })
-            .collect(),
+        Init::Normal(deviation) => (0..len).map(|at| T::of_f64(normal(deviation, seed, at))).collect(),
     }
+}
+
+/// Two uniform numbers between 0 and 1 for one element.
+fn uniform(seed: u64, at: usize) -> [f64; 2] {
+    let [a, b, ..] = philox::block([at as u32, (at >> 32) as u32, 0x7061_7261, 0], seed);
+    [a, b].map(|word| (f64::from(word) + 0.5) / 4_294_967_296.0)
+}
+
+/// A normally distributed number for one element.
+fn normal(deviation: f64, seed: u64, at: usize) -> f64 {
+    let [a, b] = uniform(seed, at);
+    deviation * (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
 }
 
 /// The gradient of each trained parameter, accumulated since it was last cleared.

@@ -150,20 +150,18 @@ impl<T: Element, const R: usize> Tensor<T, R> {
     /// assert!(mean.abs() < 0.02);
     /// ```
     pub fn randn(shape: [usize; R], seed: u64) -> Self {
-        let mut at = 0u64;
-        let mut spare = None;
-        Tensor::from_fn(shape, |_| {
-            T::of_f64(spare.take().unwrap_or_else(|| {
-                let [a, b, c, d] = philox::block([at as u32, (at >> 32) as u32, 0x6e6f_726d, 0], seed);
-                at += 1;
-                let unit =
-                    |high: u32, low: u32| ((u64::from(high) << 32 | u64::from(low)) as f64 + 0.5) / 2f64.powi(64);
-                let (radius, angle) = ((-2.0 * unit(a, b).ln()).sqrt(), std::f64::consts::TAU * unit(c, d));
-                spare = Some(radius * angle.sin());
-                radius * angle.cos()
-            }))
-        })
+        let count: usize = shape.iter().product();
+        let pairs = (0..count.div_ceil(2) as u64).flat_map(|pair| normals(pair, seed));
+        Tensor { shape, data: pairs.take(count).map(T::of_f64).collect() }
     }
+}
+
+/// A pair of normally distributed numbers.
+fn normals(pair: u64, seed: u64) -> [f64; 2] {
+    let [a, b, c, d] = philox::block([pair as u32, (pair >> 32) as u32, 0x6e6f_726d, 0], seed);
+    let unit = |high: u32, low: u32| ((u64::from(high) << 32 | u64::from(low)) as f64 + 0.5) / 2f64.powi(64);
+    let (radius, angle) = ((-2.0 * unit(a, b).ln()).sqrt(), std::f64::consts::TAU * unit(c, d));
+    [radius * angle.cos(), radius * angle.sin()]
 }
 
 impl<T, const R: usize> std::ops::Index<[usize; R]> for Tensor<T, R> {

@@ -12,14 +12,14 @@ static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 static inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 static inline unsigned __cvta_generic_to_shared(const void*) { return 0; }
-static inline int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
+static inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
 static inline int __any_sync(unsigned, int x) { return __ballot_sync(~0u, x) != 0; }
 template <class X> static X __shfl_sync(unsigned, X x, int from, int width = 32) {
     int warp = current / 32, lane = current % 32;
-    std::memcpy(&exchanged[warp][lane], &x, 4);
+    memcpy(&exchanged[warp][lane], &x, 4);
     __syncwarp();
     X got;
-    std::memcpy(&got, &exchanged[warp][lane / width * width + from % width], 4);
+    memcpy(&got, &exchanged[warp][lane / width * width + from % width], 4);
     __syncwarp();
     return got;
 }
