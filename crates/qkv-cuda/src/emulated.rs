@@ -77,6 +77,10 @@ type Sizes = unsafe extern "C" fn(*const c_char, *mut u32) -> i32;
 impl EmulatedDriver {
     /// With the compiler that `CXX` names, or `c++`.
     pub fn new(capability: (u32, u32), shared_bytes: usize) -> Result<EmulatedDriver> {
+        if !cfg!(all(unix, target_arch = "x86_64")) {
+            let message = "its fibers are written for Unix on x86-64".into();
+            return Err(Error::Driver { action: "emulating a GPU".into(), message });
+        }
         let compiler = PathBuf::from(env::var_os("CXX").unwrap_or_else(|| "c++".into()));
         if !Command::new(&compiler).arg("--version").output().is_ok_and(|out| out.status.success()) {
             return Err(Error::NoCompiler { looked_for: vec![format!("`{}`", compiler.display())] });

@@ -1,5 +1,6 @@
 //! GGUF files: a small one is made byte by byte and read back; malformed ones are refused.
 
+use super::devices::devices;
 use proptest::prelude::*;
 use qkv_models::chat::Message;
 use qkv_models::files::gguf::Gguf;
@@ -316,7 +317,7 @@ fn a_device_decodes_from_blocks_what_the_cpu_decodes_from_their_values() {
         let widened = Generator::open(folder.path()).unwrap();
         let prompts: Vec<Vec<u32>> = ["the 12", "a", "he said so"].map(|text| widened.tokenizer.encode(text)).into();
         let settings = Generation { sample: None, max_tokens: 9, ..Generation::default() };
-        for operations in super::side_by_side::devices() {
+        for operations in devices(qkv_cuda::Dtype::F32) {
             let (device, cpu) = (Machine::new(1).on_cuda(operations), Machine::new(1));
             let [found, expected] = [(&generator, &device), (&widened, &cpu)].map(|(model, machine)| {
                 let mut all = vec![Vec::new(); prompts.len()];

@@ -6,6 +6,7 @@ mod batch_invariant;
 mod bitmaps;
 mod blocks;
 mod checkpoints;
+mod devices;
 mod gemma;
 mod gguf;
 mod han;

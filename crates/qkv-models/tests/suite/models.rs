@@ -1,15 +1,14 @@
 //! What is true of every model: the parallel pass and the steps agree, gradients flow, threads change nothing.
 
+use super::devices::devices;
 use qkv::{Attention, Bias, Features, Mask};
-use qkv_cuda::operations::Operations;
-use qkv_cuda::{Cuda, Dtype};
+use qkv_cuda::Dtype;
 use qkv_models::{
     Architecture, Batch, GptConfig, LocalLayers, Model, ModelConfig, RecurrentConfig, Rows, Search, SpecialTokens,
     TransformerConfig,
 };
 use qkv_nn::layers::{AttentionStyle, FeedKind, NormKind, NormPlace, PositionKind};
 use qkv_nn::{AdamW, Gradients, Machine, Moments, Parameters, Pool, Precision, Tape};
-use std::io::Write;
 
 const SPECIALS: SpecialTokens = SpecialTokens { pad: 0, bos: 1, eos: 2 };
 
@@ -138,7 +137,7 @@ fn the_parallel_pass_and_the_steps_give_the_same_scores() {
 
 #[test]
 fn the_parallel_pass_and_the_steps_give_the_same_scores_on_a_device() {
-    for operations in devices() {
+    for operations in devices(Dtype::F32) {
         steps_give_the_scores_of_the_parallel_pass(&Machine::new(1).on_cuda(operations));
     }
 }
@@ -153,16 +152,6 @@ const PARTLY_ON_CPU: [&str; 7] = [
     "luong local",
     "hard",
 ];
-
-/// The emulated device and, if there is one, the GPU.
-fn devices() -> Vec<Operations> {
-    let operations = [Cuda::emulated(), Cuda::new(0)].map(|cuda| cuda?.operations(Dtype::F32));
-    let found = operations.into_iter().filter_map(|operations| {
-        // Bypasses the harness, which captures the output of passing tests.
-        operations.map_err(|error| writeln!(std::io::stderr(), "skipped: {error}")).ok()
-    });
-    found.collect()
-}
 
 fn steps_give_the_scores_of_the_parallel_pass(machine: &Machine) {
     let pool = Pool::new();
@@ -217,7 +206,7 @@ fn beams_on_a_device_find_what_they_find_on_the_cpu() {
         for search in &searches {
             let run = |machine: &Machine| search.run(&model, &parameters, &Pool::new(), machine, &sources).unwrap();
             let expected = run(&Machine::new(1));
-            for operations in devices() {
+            for operations in devices(Dtype::F32) {
                 let found = run(&Machine::new(1).on_cuda(operations));
                 for (found, expected) in found.concat().iter().zip(expected.concat()) {
                     assert_eq!(found.tokens, expected.tokens, "{name}, {search:?}");
@@ -272,7 +261,7 @@ fn every_model_learns_a_few_sentences() {
 
 #[test]
 fn every_model_trains_on_a_device_as_on_the_cpu() {
-    let devices = devices();
+    let devices = devices(Dtype::F32);
     for (name, architecture) in all() {
         let (there, _) = train(architecture.clone(), 3, 1, Precision::F32);
         for operations in &devices {

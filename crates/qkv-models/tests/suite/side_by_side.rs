@@ -1,9 +1,9 @@
 //! Texts that a device generates side by side are those that the CPU generates one by one: on the emulated device, and
 //! on a GPU if there is one.
 
+use super::devices::devices;
 use qkv::{Attention, Bias, Mask};
-use qkv_cuda::operations::Operations;
-use qkv_cuda::{Cuda, Dtype};
+use qkv_cuda::Dtype;
 use qkv_models::files::tensors::Storage;
 use qkv_models::text::tokenizer::{Kind, Tokenizer};
 use qkv_models::{
@@ -12,7 +12,6 @@ use qkv_models::{
 };
 use qkv_nn::Machine;
 use qkv_nn::layers::{FeedKind, NormKind, PositionKind};
-use std::io::Write;
 
 const CONTEXT: usize = 24;
 
@@ -63,15 +62,6 @@ fn generator(sizes: GptConfig) -> Generator {
     Generator::open(folder.path()).unwrap()
 }
 
-pub fn devices() -> Vec<Operations> {
-    let operations = [Cuda::emulated(), Cuda::new(0)].map(|cuda| cuda?.operations(Dtype::F32));
-    let found = operations.into_iter().filter_map(|operations| {
-        // Bypasses the harness, which captures the output of passing tests.
-        operations.map_err(|error| writeln!(std::io::stderr(), "skipped: {error}")).ok()
-    });
-    found.collect()
-}
-
 fn prompts(generator: &Generator) -> Vec<Vec<u32>> {
     let texts = ["the fox", "q", "", "lazy dog jumps", "over", "brown the quick", "t"];
     texts.iter().map(|text| generator.tokenizer.encode_text(text)).collect()
@@ -109,7 +99,7 @@ fn settings() -> [(&'static str, Generation); 6] {
 
 #[test]
 fn texts_side_by_side_are_those_that_are_generated_alone() {
-    let (devices, cpu) = (devices(), Machine::new(1));
+    let (devices, cpu) = (devices(Dtype::F32), Machine::new(1));
     for (name, sizes) in models() {
         // One for each device: a graph needs weights that stay resident.
         let generators: Vec<Generator> = devices.iter().map(|_| generator(sizes.clone())).collect();
@@ -147,7 +137,7 @@ fn a_text_beyond_the_context_is_that_of_the_cpu() {
         let prompt = generator.tokenizer.encode_text("the lazy fox");
         let generate = |machine: &Machine| generator.generate(&prompt, &settings, machine, &mut |_| true).unwrap();
         let there = generate(&Machine::new(1));
-        for operations in devices() {
+        for operations in devices(Dtype::F32) {
             let found = generate(&Machine::new(1).on_cuda(operations));
             assert_eq!(found.tokens, there.tokens, "{name}");
         }
@@ -158,7 +148,7 @@ fn a_text_beyond_the_context_is_that_of_the_cpu() {
 fn side_by_side_a_text_ends_with_the_context() {
     let generator = generator(models().remove(1).1);
     let settings = Generation { sample: None, max_tokens: 1000, ..Generation::default() };
-    let devices = devices().into_iter().map(|operations| Machine::new(1).on_cuda(operations));
+    let devices = devices(Dtype::F32).into_iter().map(|operations| Machine::new(1).on_cuda(operations));
     for machine in devices.chain([Machine::new(1)]) {
         for generated in all(&generator, &settings, 2, &machine) {
             let length = generated.prompt + generated.tokens.len();
@@ -171,7 +161,7 @@ fn side_by_side_a_text_ends_with_the_context() {
 /// Each thread records its step while the other decodes on the same stream.
 #[test]
 fn threads_that_share_a_device_get_the_texts_of_one() {
-    for operations in devices() {
+    for operations in devices(Dtype::F32) {
         let generator = generator(models().remove(1).1);
         let machine = Machine::new(1).on_cuda(operations);
         let settings = &settings().map(|(_, settings)| settings)[..3];
@@ -193,7 +183,7 @@ fn weights_that_are_nan_are_refused() {
     let param = generator.parameters.find("layers.1.fc2.bias").unwrap();
     generator.parameters.get_mut(param)[0] = f32::NAN;
     let settings = Generation { sample: None, ..Generation::default() };
-    let devices = devices().into_iter().map(|operations| Machine::new(1).on_cuda(operations));
+    let devices = devices(Dtype::F32).into_iter().map(|operations| Machine::new(1).on_cuda(operations));
     for machine in devices.chain([Machine::new(1)]) {
         let error = generator.generate_all(&prompts(&generator), &settings, 2, &machine, &mut |_, _| true).unwrap_err();
         assert!(error.to_string().contains("layers.1.fc2.bias"), "{error}");

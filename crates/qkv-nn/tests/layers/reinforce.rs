@@ -1,9 +1,9 @@
 //! The gradient of sampled hard attention is an unbiased estimate: its mean over many draws is the gradient of the
 //! exact expectation, which can be enumerated for a model of two steps and three places.
 
+use super::devices::emulated;
 use super::gradients::{numbers, parameters};
 use qkv::Attention;
-use qkv_cuda::{Cuda, Dtype};
 use qkv_nn::{AttendOptions, Gradients, Machine, Parameters, Pool, Reinforce, ScoreParameters, Tape, Target, Tensor};
 
 const WIDTH: usize = 2;
@@ -149,10 +149,7 @@ fn the_mean_of_many_draws_is_the_gradient_of_the_expectation() {
 #[test]
 fn a_device_draws_what_the_cpu_draws() {
     let (p, given) = (parameters(&[&[WIDTH], &[CLASSES, WIDTH]]), given());
-    let operations = match Cuda::emulated().and_then(|cuda| cuda.operations(Dtype::F32)) {
-        Ok(operations) => operations,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    let Some(operations) = emulated() else { return };
     let (cpu, device, pool) = (Machine::new(1), Machine::new(1).on_cuda(operations), Pool::new());
     let how = Reinforce { weight: 1.0, expected: 0.5, baseline: -1.0 };
     for seed in 0..8 {
@@ -179,10 +176,7 @@ fn half_of_the_sequences_take_the_expected_value() {
 /// The log-likelihood of every row is returned from a device, however many rows there are.
 #[test]
 fn a_device_says_how_likely_each_of_many_targets_was() {
-    let operations = match Cuda::emulated().and_then(|cuda| cuda.operations(Dtype::F32)) {
-        Ok(operations) => operations,
-        Err(error) => return println!("skipped: {error}"),
-    };
+    let Some(operations) = emulated() else { return };
     let p = parameters(&[&[CLASSES, WIDTH]]);
     let ids: Vec<u32> = (0..70).map(|row| if row % 9 == 4 { IGNORED } else { row % 3 }).collect();
     let of = |machine: &Machine| {
