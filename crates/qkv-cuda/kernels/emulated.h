@@ -22,7 +22,6 @@ float expf(float);
 float fabsf(float);
 float fmaf(float, float, float);
 float fmaxf(float, float);
-float fminf(float, float);
 float logf(float);
 float sqrtf(float);
 float tanhf(float);

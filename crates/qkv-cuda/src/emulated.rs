@@ -77,8 +77,8 @@ type Sizes = unsafe extern "C" fn(*const c_char, *mut u32) -> i32;
 impl EmulatedDriver {
     /// With the compiler that `CXX` names, or `c++`.
     pub fn new(capability: (u32, u32), shared_bytes: usize) -> Result<EmulatedDriver> {
-        if !cfg!(all(unix, target_arch = "x86_64")) {
-            let message = "its fibers are written for Unix on x86-64".into();
+        if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+            let message = "its fibers are written for Linux on x86-64".into();
             return Err(Error::Driver { action: "emulating a GPU".into(), message });
         }
         let compiler = PathBuf::from(env::var_os("CXX").unwrap_or_else(|| "c++".into()));

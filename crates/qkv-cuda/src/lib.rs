@@ -21,6 +21,7 @@ mod libcuda;
 mod matmul;
 mod memory;
 mod nvrtc;
+mod operation_programs;
 pub mod operations;
 mod plan;
 mod program;

@@ -60,7 +60,7 @@ use crate::device::Stream;
 use crate::driver::{Driver, Kernel, Source};
 use crate::error::{Error, Result};
 use crate::memory::Dtype;
-use crate::program;
+use crate::operation_programs;
 use crate::{Cuda, Device};
 use array::DeviceMemory;
 use attention::Plans;
@@ -108,7 +108,7 @@ const MAX_PLANS: usize = 256;
 impl Cuda {
     /// The operations of models on this device, with activations in bf16 or f32.
     pub fn operations(&self, dtype: Dtype) -> Result<Operations> {
-        let kernels = self.kernels_of(&program::operations(dtype))?;
+        let kernels = self.kernels_of(&operation_programs::operations(dtype))?;
         let memory = Arc::new(DeviceMemory::new(&self.driver));
         let (cuda, stream) = (self.clone(), self.driver.new_stream()?);
         let recorder = Recorder::new(self.driver.new_recording_stream()?);
@@ -207,7 +207,7 @@ impl Operations {
         if let Some(kernel) = kernels.get(name) {
             return Ok(kernel);
         }
-        let found = block_kernels.get_or_init(|| cuda.kernels_of(&program::block_operations(*dtype)));
+        let found = block_kernels.get_or_init(|| cuda.kernels_of(&operation_programs::block_operations(*dtype)));
         found.as_ref().map(|kernels| &kernels[name]).map_err(Clone::clone)
     }
 

@@ -144,12 +144,11 @@ fn embeddings_have_the_same_bits_alone_and_in_a_batch() {
 fn without_the_option_a_batch_changes_bits_on_a_device() {
     let rows = sequences(12);
     let (model, parameters) = model(gpts().into_iter().next().unwrap().1);
-    for operations in devices(Dtype::F32).into_iter().take(1) {
-        let machine = Machine::new(1).on_cuda(operations);
-        let together = logits(&model, &parameters, &machine, &rows);
-        let differs = |(row, together): (&Vec<u32>, &Vec<f32>)| {
-            &logits(&model, &parameters, &machine, std::slice::from_ref(row))[0] != together
-        };
-        assert!(rows.iter().zip(&together).any(differs), "the tests above cannot fail");
-    }
+    let Some(operations) = devices(Dtype::F32).into_iter().next() else { return };
+    let machine = Machine::new(1).on_cuda(operations);
+    let together = logits(&model, &parameters, &machine, &rows);
+    let differs = |(row, together): (&Vec<u32>, &Vec<f32>)| {
+        &logits(&model, &parameters, &machine, std::slice::from_ref(row))[0] != together
+    };
+    assert!(rows.iter().zip(&together).any(differs), "the tests above cannot fail");
 }

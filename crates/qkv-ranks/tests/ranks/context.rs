@@ -26,6 +26,58 @@ pub fn column<E: Copy + Default>(of: &[E], [b, h, n]: [usize; 3], ranges: &[Rang
     rows(&Tensor::new(of.to_vec(), [b, h, n, 1]).unwrap(), ranges).into_data()
 }
 
+/// What one rank holds of a case over uneven shards.
+pub struct Held<T: Element> {
+    pub queries: Shards,
+    pub keys: Shards,
+    q: Tensor<T, 4>,
+    k: Tensor<T, 4>,
+    v: Tensor<T, 4>,
+    d_out: Tensor<T, 4>,
+    d_lse: Option<Vec<T::Acc>>,
+    d_entropy: Option<Vec<T::Acc>>,
+    d_log_prob: Option<Vec<T::Acc>>,
+}
+
+impl<T> Held<T>
+where
+    T: Element + Number,
+    T::Acc: Element<Acc = T::Acc> + Number,
+{
+    pub fn by(ranks: &Ranks, inputs: Inputs<'_, T>, upstream: Upstream<'_, T>) -> Held<T> {
+        let ([b, hq, n, _], m) = (inputs.q.shape(), inputs.k.shape()[2]);
+        let (queries, keys) = (uneven(n, ranks.size()), uneven(m, ranks.size()));
+        let (own, own_keys) = (queries.of(ranks.rank()), keys.of(ranks.rank()));
+        let part = |values: Vec<T>, shape, ranges| rows(&Tensor::new(values, shape).unwrap(), ranges);
+        let columns = |of: Option<&[T::Acc]>| of.map(|of| column(of, [b, hq, n], own));
+        Held {
+            q: part(inputs.q.to_vec(), inputs.q.shape(), own),
+            k: part(inputs.k.to_vec(), inputs.k.shape(), own_keys),
+            v: part(inputs.v.to_vec(), inputs.v.shape(), own_keys),
+            d_out: part(upstream.values.to_vec(), upstream.values.shape(), own),
+            d_lse: columns(upstream.lse),
+            d_entropy: columns(upstream.entropy),
+            d_log_prob: columns(upstream.log_prob),
+            queries,
+            keys,
+        }
+    }
+
+    /// These inputs with the rank's queries, keys and values in place of all.
+    pub fn inputs<'a>(&'a self, mut inputs: Inputs<'a, T>) -> Inputs<'a, T> {
+        let own = Inputs::new(&self.q, &self.k, &self.v);
+        (inputs.q, inputs.k, inputs.v) = (own.q, own.k, own.v);
+        inputs
+    }
+
+    pub fn upstream(&self) -> Upstream<'_, T> {
+        let mut upstream = Upstream::new(&self.d_out);
+        (upstream.lse, upstream.entropy) = (self.d_lse.as_deref(), self.d_entropy.as_deref());
+        upstream.log_prob = self.d_log_prob.as_deref();
+        upstream
+    }
+}
+
 fn same<T: Element>(what: &str, found: &[T], expected: &[T]) -> Option<String> {
     let bits = |x: &T| x.to_f64().to_bits();
     let differ = found.iter().zip(expected).filter(|(a, b)| bits(a) != bits(b)).count();
@@ -45,24 +97,12 @@ where
     T: Element + Number,
     T::Acc: Element<Acc = T::Acc> + Number,
 {
-    let ([b, hq, n, _], m) = (inputs.q.shape(), inputs.k.shape()[2]);
-    let (queries, keys) = (uneven(n, ranks.size()), uneven(m, ranks.size()));
-    let (own, own_keys) = (queries.of(ranks.rank()), keys.of(ranks.rank()));
-    let tensor = |values: Vec<T>, shape| rows(&Tensor::new(values, shape).unwrap(), own);
-    let q = tensor(inputs.q.to_vec(), inputs.q.shape());
-    let k = rows(&Tensor::new(inputs.k.to_vec(), inputs.k.shape()).unwrap(), own_keys);
-    let v = rows(&Tensor::new(inputs.v.to_vec(), inputs.v.shape()).unwrap(), own_keys);
-    let d_out = tensor(upstream.values.to_vec(), upstream.values.shape());
-    let columns = |of: Option<&[T::Acc]>| of.map(|of| column(of, [b, hq, n], own));
-    let (d_lse, d_entropy) = (columns(upstream.lse), columns(upstream.entropy));
-    let d_log_prob = columns(upstream.log_prob);
-    let mut above = Upstream::new(&d_out);
-    (above.lse, above.entropy, above.log_prob) = (d_lse.as_deref(), d_entropy.as_deref(), d_log_prob.as_deref());
-    let plain = Inputs::new(&q, &k, &v);
-    let mut local = inputs;
-    (local.q, local.k, local.v) = (plain.q, plain.k, plain.v);
+    let [b, hq, n, _] = inputs.q.shape();
+    let held = Held::by(ranks, inputs, upstream);
+    let (local, above) = (held.inputs(inputs), held.upstream());
+    let (own, own_keys) = (held.queries.of(ranks.rank()), held.keys.of(ranks.rank()));
 
-    let mut context = ranks.attention(&case.attention, &queries, &keys);
+    let mut context = ranks.attention(&case.attention, &held.queries, &held.keys);
     if let Some(way) = way {
         context = context.way(way);
     }
@@ -90,7 +130,7 @@ where
         wrong.push((!found.iter().zip(expected).all(close)).then(|| "d_sinks".to_owned()));
     }
     // Any row of the weights is that of one process.
-    if let Some(row) = (0..q.shape()[2]).last().filter(|_| case.attention.select == qkv::Select::Soft) {
+    if let Some(row) = (0..local.q.shape()[2]).last().filter(|_| case.attention.select == qkv::Select::Soft) {
         let number = own.iter().cloned().flatten().nth(row).expect("held here");
         let seen = context.weights(local, &found, (0, hq - 1), &[row]);
         if let (Ok(seen), Ok(whole)) = (seen, case.attention.weights(inputs, out)) {

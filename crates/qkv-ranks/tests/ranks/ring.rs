@@ -1,6 +1,6 @@
 //! A ring is as exact as one process, over uneven shards, and the same from run to run.
 
-use crate::context::{column, rows, uneven};
+use crate::context::{Held, column, rows, uneven};
 use qkv::reference::Reference;
 use qkv::{Attention, Bias, Element, Inputs, Mask, Select, Tensor, Upstream};
 use qkv_conformance::case::Case;
@@ -31,23 +31,11 @@ where
     T: Element + Number,
     T::Acc: Element<Acc = T::Acc> + Number,
 {
-    let ([b, hq, n, _], m) = (inputs.q.shape(), inputs.k.shape()[2]);
-    let (queries, keys) = (uneven(n, ranks.size()), uneven(m, ranks.size()));
-    let (own, own_keys) = (queries.of(ranks.rank()), keys.of(ranks.rank()));
-    let part = |values: Vec<T>, shape, of: &[Range<usize>]| rows(&Tensor::new(values, shape).unwrap(), of);
-    let q = part(inputs.q.to_vec(), inputs.q.shape(), own);
-    let k = part(inputs.k.to_vec(), inputs.k.shape(), own_keys);
-    let v = part(inputs.v.to_vec(), inputs.v.shape(), own_keys);
-    let d_out = part(upstream.values.to_vec(), upstream.values.shape(), own);
-    let d_lse = upstream.lse.map(|d_lse| column(d_lse, [b, hq, n], own));
-    let mut above = Upstream::new(&d_out);
-    above.lse = d_lse.as_deref();
-    let plain = Inputs::new(&q, &k, &v);
-    let mut local = inputs;
-    (local.q, local.k, local.v) = (plain.q, plain.k, plain.v);
-    let context = ranks.attention(&case.attention, &queries, &keys).way(Way::Ring);
+    let held = Held::by(ranks, inputs, upstream);
+    let local = held.inputs(inputs);
+    let context = ranks.attention(&case.attention, &held.queries, &held.keys).way(Way::Ring);
     let out = context.forward(local)?;
-    let gradients = context.backward(local, &out, above)?;
+    let gradients = context.backward(local, &out, held.upstream())?;
     let mut found = vec![
         ("out", wide(out.values.data())),
         ("lse", wide(out.lse.data())),
