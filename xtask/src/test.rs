@@ -74,7 +74,8 @@ fn emulated() -> String {
 /// Packs every published crate, as `cargo publish` would.
 pub const PACKAGE: &str = concat!(
     "package --workspace --no-verify --allow-dirty --quiet --exclude xtask --exclude figures --exclude qkv-conformance",
-    " --exclude qkv-fuzz --exclude qkv-python --exclude qkv-tests --exclude qkv-nn-tests --exclude qkv-ranks-tests",
+    " --exclude qkv-fuzz --exclude qkv-python --exclude qkv-tests --exclude qkv-simd-tests --exclude qkv-nn-tests",
+    " --exclude qkv-ranks-tests",
 );
 
 /// Checks `qkv` for other targets; warnings are errors there too.

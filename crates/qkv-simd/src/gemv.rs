@@ -486,64 +486,75 @@ mod tests {
     }
 
     fn absent_rows_have_no_effect<T: Element>() {
-        for isa in Isa::available() {
-            for width in WIDTHS {
-                for count in 1..10 {
-                    for keys in [0, 1, 16, 33, 128] {
-                        let clean = separate_rows::<T>(keys, width, 9);
-                        let mut dirty = clean.clone();
-                        for (j, row) in dirty.iter_mut().enumerate() {
-                            if j.is_multiple_of(5) {
-                                row.fill(T::of_f64(f64::NAN));
-                            }
-                        }
-                        let (sum_row, row) = (padded::<T::Acc>(width), padded::<T::Acc>(keys) + 2);
-                        let mut weights = vec![T::Acc::ZERO; count * row];
-                        for r in 0..count {
-                            for j in 0..keys {
-                                weights[r * row + j] = weight(r, j);
-                            }
-                        }
-                        let run = |values: &[Vec<T>], count: usize, weights: &[T::Acc]| {
-                            let rows = table(values);
-                            let mut sums = vec![T::Acc::ONE; count * sum_row];
-                            weighted_sum(
-                                isa,
-                                &mut sums,
-                                sum_row,
-                                weights,
-                                row,
-                                count,
-                                RowTable { rows: &rows, len: rows.len(), width },
-                            );
-                            sums
-                        };
-                        let sums = run(&clean, count, &weights);
-                        assert!(sums == run(&dirty, count, &weights), "{isa} {} {width}", T::NAME);
-                        for r in 0..count {
-                            let alone = run(&clean, 1, &weights[r * row..]);
-                            assert!(alone == sums[r * sum_row..][..sum_row], "a row's bits are its own");
-                            for x in 0..width {
-                                let term = |j: usize| weight::<T::Acc>(r, j).to_f64() * clean[j][x].to_f64();
-                                let truth = 1.0 + (0..keys).map(term).sum::<f64>();
-                                let found = sums[r * sum_row + x].to_f64();
-                                assert!((found - truth).abs() <= 1e-5 * (8.0 + 8.0 * keys as f64));
-                            }
-                        }
-                        // Absent for one row and present for another: only the other is affected.
-                        if count > 1 && keys > 2 && width > 0 {
-                            let mut infinite = clean.clone();
-                            infinite[2][width - 1] = T::of_f64(f64::INFINITY);
-                            let felt = run(&infinite, count, &weights);
-                            for r in 0..count {
-                                let there = weight::<T::Acc>(r, 2) != T::Acc::ZERO;
-                                let at = r * sum_row + width - 1;
-                                assert_eq!(felt[at].is_finite(), !there);
-                                assert!(there || felt[at] == sums[at]);
-                            }
-                        }
+        for width in WIDTHS {
+            for keys in [0, 1, 16, 33, 128] {
+                let clean = separate_rows::<T>(keys, width, 9);
+                let mut dirty = clean.clone();
+                for (j, row) in dirty.iter_mut().enumerate() {
+                    if j.is_multiple_of(5) {
+                        row.fill(T::of_f64(f64::NAN));
                     }
                 }
+                let truth = |at: usize| {
+                    let (r, x) = (at / width.max(1), at % width.max(1));
+                    let term = |(j, row): (usize, &Vec<T>)| weight::<T::Acc>(r, j).to_f64() * row[x].to_f64();
+                    1.0 + clean.iter().enumerate().map(term).sum::<f64>()
+                };
+                let truths: Vec<f64> = (0..MOST_ROWS * width).map(truth).collect();
+                for isa in Isa::available() {
+                    for count in [1, 2, 4, 5, MOST_ROWS] {
+                        absent_rows_of_sums_have_no_effect(isa, width, count, &clean, &dirty, &truths);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The most rows of sums.
+    const MOST_ROWS: usize = 9;
+
+    fn absent_rows_of_sums_have_no_effect<T: Element>(
+        isa: Isa,
+        width: usize,
+        count: usize,
+        clean: &[Vec<T>],
+        dirty: &[Vec<T>],
+        truths: &[f64],
+    ) {
+        let keys = clean.len();
+        let (sum_row, row) = (padded::<T::Acc>(width), padded::<T::Acc>(keys) + 2);
+        let mut weights = vec![T::Acc::ZERO; count * row];
+        for r in 0..count {
+            for j in 0..keys {
+                weights[r * row + j] = weight(r, j);
+            }
+        }
+        let run = |values: &[Vec<T>], count: usize, weights: &[T::Acc]| {
+            let rows = table(values);
+            let mut sums = vec![T::Acc::ONE; count * sum_row];
+            let rows = RowTable { rows: &rows, len: rows.len(), width };
+            weighted_sum(isa, &mut sums, sum_row, weights, row, count, rows);
+            sums
+        };
+        let sums = run(clean, count, &weights);
+        assert!(sums == run(dirty, count, &weights), "{isa} {} {width}", T::NAME);
+        for r in 0..count {
+            let alone = run(clean, 1, &weights[r * row..]);
+            assert!(alone == sums[r * sum_row..][..sum_row], "a row's bits are its own");
+            for (found, truth) in alone.iter().zip(&truths[r * width..][..width]) {
+                assert!((found.to_f64() - truth).abs() <= 1e-5 * (8.0 + 8.0 * keys as f64));
+            }
+        }
+        // Absent for one row and present for another: only the other is affected.
+        if count > 1 && keys > 2 && width > 0 {
+            let mut infinite = clean.to_vec();
+            infinite[2][width - 1] = T::of_f64(f64::INFINITY);
+            let felt = run(&infinite, count, &weights);
+            for r in 0..count {
+                let there = weight::<T::Acc>(r, 2) != T::Acc::ZERO;
+                let at = r * sum_row + width - 1;
+                assert_eq!(felt[at].is_finite(), !there);
+                assert!(there || felt[at] == sums[at]);
             }
         }
     }

@@ -128,12 +128,8 @@ mod tests {
         (0..count).map(|x| ((x * 37 + seed * 101) % 127) as f32 / 32.0 - 2.0).collect()
     }
 
-    fn expected(a: &Operand<'_, f32>, b: &Operand<'_, f32>, i: usize, j: usize) -> f32 {
-        let at = |m: &Operand<'_, f32>, i: usize, j: usize| {
-            let (row, column) = m.strides();
-            m.data[i * row as usize + j * column as usize]
-        };
-        (0..a.columns).map(|x| at(a, i, x) * at(b, x, j)).sum()
+    fn transposed(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+        (0..columns).flat_map(|j| (0..rows).map(move |i| matrix[i * columns + j])).collect()
     }
 
     #[test]
@@ -151,17 +147,26 @@ mod tests {
             (150, 70, 1030),
         ];
         for (m, n, k) in small.into_iter().chain(large) {
+            let (a, b, before) = (numbers(m * k, 1), numbers(k * n, 2), numbers(m * n, 3));
+            let (columns_of_a, columns_of_b) = (transposed(&a, m, k), transposed(&b, k, n));
+            let dot = |at: usize| -> f32 {
+                let (row, column) = (&a[at / n * k..][..k], &columns_of_b[at % n * k..][..k]);
+                row.iter().zip(column).map(|(x, y)| x * y).sum()
+            };
+            let products: Vec<f32> = (0..m * n).map(dot).collect();
             for transposed in 0..4 {
-                let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
-                let a =
-                    if transposed & 1 == 0 { Operand::rows(&a, m, k) } else { Operand::rows(&a, k, m).transposed() };
-                let b =
-                    if transposed & 2 == 0 { Operand::rows(&b, k, n) } else { Operand::rows(&b, n, k).transposed() };
-                let before = numbers(m * n, 3);
+                let a = match transposed & 1 {
+                    0 => Operand::rows(&a, m, k),
+                    _ => Operand::rows(&columns_of_a, k, m).transposed(),
+                };
+                let b = match transposed & 2 {
+                    0 => Operand::rows(&b, k, n),
+                    _ => Operand::rows(&columns_of_b, n, k).transposed(),
+                };
                 for add in [false, true] {
                     let right = |c: &[f32], what: &str| {
                         for (at, &found) in c.iter().enumerate() {
-                            let x = expected(&a, &b, at / n, at % n) + if add { before[at] } else { 0.0 };
+                            let x = products[at] + if add { before[at] } else { 0.0 };
                             assert!(
                                 (found - x).abs() <= 1e-4 * (k as f32 + 1.0),
                                 "{what} {m} {n} {k} {transposed} {add}: {found} {x}"

@@ -443,12 +443,17 @@ mod tests {
     }
 
     fn products_are_sums<T: Element<Acc = f32>>() {
-        for isa in Isa::available() {
-            for (out, width) in [(1, 1), (16, 7), (40, 64), (129, 33), (33, 600)] {
-                let weights = noise::<T>(out * width, 3);
-                let matrix = PackedMatrix::new(&weights, width);
-                for rows in [1, 2, 5, 13, 100] {
-                    let x = noise::<f32>(rows * width, 5);
+        for (out, width) in [(1, 1), (16, 7), (40, 64), (129, 33), (33, 600)] {
+            let weights = noise::<T>(out * width, 3);
+            let matrix = PackedMatrix::new(&weights, width);
+            for rows in [1, 2, 5, 13, 100] {
+                let x = noise::<f32>(rows * width, 5);
+                let truth = |at: usize| -> f64 {
+                    let (x, weights) = (&x[at / out * width..][..width], &weights[at % out * width..][..width]);
+                    x.iter().zip(weights).map(|(&x, &weight)| f64::from(x) * weight.to_f64()).sum()
+                };
+                let truths: Vec<f64> = (0..rows * out).map(truth).collect();
+                for isa in Isa::available() {
                     let run = |team: &Team, x: &[f32]| {
                         let mut y = vec![f32::NAN; x.len() / width * out];
                         products(isa, team, x, &mut [(&matrix, &mut y, Finish::default())]);
@@ -460,10 +465,7 @@ mod tests {
                         let alone = run(&Team::new(1), &x[r * width..][..width]);
                         assert_eq!(y[r * out..][..out], alone, "{isa} {}: a row's bits are its own", T::NAME);
                     }
-                    for (at, &found) in y.iter().enumerate() {
-                        let (r, o) = (at / out, at % out);
-                        let term = |k: usize| f64::from(x[r * width + k]) * weights[o * width + k].to_f64();
-                        let truth: f64 = (0..width).map(term).sum();
+                    for (&found, truth) in y.iter().zip(&truths) {
                         assert!((f64::from(found) - truth).abs() <= 1e-6 * (1.0 + width as f64), "{isa} {}", T::NAME);
                     }
                 }

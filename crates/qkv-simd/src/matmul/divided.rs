@@ -208,35 +208,35 @@ fn gemm_kernel<T: Real>() -> GemmKernel<T> {
 mod tests {
     use super::*;
 
-    /// Two products of different shapes, computed together. Their sums are inexact, so that their order shows.
-    fn products<T: Real>([m, n, k]: [usize; 3], transposed: [bool; 2], add: bool, threads: usize) -> [Vec<T>; 2] {
-        let numbers = |count: usize, seed: usize| -> Vec<T> {
-            (0..count).map(|x| T::of_f64(((x * 37 + seed * 101) % 127) as f64 / 97.0 - 0.6)).collect()
-        };
-        let (a, b, narrow) = (numbers(m * k, 1), numbers(k * n, 2), numbers(k * 70, 3));
-        let a = if transposed[0] { Operand::rows(&a, k, m).transposed() } else { Operand::rows(&a, m, k) };
-        let b = if transposed[1] { Operand::rows(&b, n, k).transposed() } else { Operand::rows(&b, k, n) };
-        let [mut c, mut other] = [numbers(m * n, 4), numbers(m * 70, 5)];
-        let narrow = Operand::rows(&narrow, k, 70);
-        let both = &mut [
-            Product { c: &mut c, a, b: b.into(), add },
-            Product { c: &mut other, a, b: narrow.into(), add: !add },
-        ];
-        matmul(both, threads);
-        [c, other]
+    fn numbers<T: Real>(count: usize, seed: usize) -> Vec<T> {
+        (0..count).map(|x| T::of_f64(((x * 37 + seed * 101) % 127) as f64 / 97.0 - 0.6)).collect()
     }
 
     #[test]
     fn the_bits_of_products_do_not_depend_on_the_number_of_threads() {
+        /// Two products of different shapes, computed together. Their sums are inexact, so that their order shows.
         fn hold<T: Real>() {
             let shapes =
                 [[100, 100, 700], [64, 64, 1100], [130, 48, 900], [300, 17, 640], [2, 900, 1030], [257, 391, 530]];
-            for (at, shape) in shapes.into_iter().enumerate() {
+            for (at, [m, n, k]) in shapes.into_iter().enumerate() {
+                let (a, b, narrow) = (numbers::<T>(m * k, 1), numbers(k * n, 2), numbers(k * 70, 3));
+                let (c, other) = (numbers::<T>(m * n, 4), numbers(m * 70, 5));
                 for transposed in [[false, false], [false, true], [true, false], [true, true]] {
-                    let one = products::<T>(shape, transposed, at % 2 == 0, 1);
+                    let a = if transposed[0] { Operand::rows(&a, k, m).transposed() } else { Operand::rows(&a, m, k) };
+                    let b = if transposed[1] { Operand::rows(&b, n, k).transposed() } else { Operand::rows(&b, k, n) };
+                    let (narrow, add) = (Operand::rows(&narrow, k, 70), at % 2 == 0);
+                    let products = |threads: usize| {
+                        let (mut c, mut other) = (c.clone(), other.clone());
+                        let both = &mut [
+                            Product { c: &mut c, a, b: b.into(), add },
+                            Product { c: &mut other, a, b: narrow.into(), add: !add },
+                        ];
+                        matmul(both, threads);
+                        [c, other]
+                    };
+                    let one = products(1);
                     for threads in [2, 3, 7, 16, 64] {
-                        let found = products::<T>(shape, transposed, at % 2 == 0, threads);
-                        assert!(found == one, "{shape:?} {transposed:?}, {threads} threads");
+                        assert!(products(threads) == one, "{m} {n} {k} {transposed:?}, {threads} threads");
                     }
                 }
             }
