@@ -12,7 +12,7 @@ use crate::problem::Problem;
 use crate::score::Score;
 use crate::scratch::{OF_PROCESS, Scratch};
 use crate::select::Select;
-use crate::weights::{Task, Weights, WeightsRequest};
+use crate::weights::{PooledRows, Task, Weights, WeightsRequest};
 use half::{bf16, f16};
 
 /// A type that attention is computed in: `f32`, `f64`, `bf16` or `f16`. Sums are accumulated in `f32`, or in `f64` for
@@ -58,6 +58,9 @@ pub(crate) trait Engines: qkv_simd::Element {
 
     /// Runs tasks over recomputed weights.
     fn weigh(weights: &Weights<'_, Self>, asked: WeightsRequest<'_>, task: &Task<'_, Self::Acc>);
+
+    /// Pools recomputed weights to cells.
+    fn pool(weights: &Weights<'_, Self>, asked: WeightsRequest<'_>, pooled: PooledRows<'_, Self::Acc>);
 }
 
 macro_rules! element {
@@ -124,6 +127,14 @@ macro_rules! element {
                 task: &Task<'_, Self::Acc>,
             ) {
                 weights.run(asked, task);
+            }
+
+            fn pool(
+                weights: &Weights<'_, $t>,
+                asked: WeightsRequest<'_>,
+                pooled: PooledRows<'_, Self::Acc>,
+            ) {
+                weights.run_pooled(asked, pooled);
             }
         }
     )*};

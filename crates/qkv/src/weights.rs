@@ -173,11 +173,61 @@ impl<'a, T: Element> Weights<'a, T> {
         let written = Rows::new(ViewMut::from(&mut out));
         // Numbers of one column of the rectangle, then cells.
         let asked = WeightsRequest { b, h, cols: &cols, tasks: height, room: cols.len() };
-        T::weigh(self, asked, &|weigh, column, y| {
+        T::pool(self, asked, PooledRows { grid, first: rows.start, pool, written: &written });
+        drop(written);
+        Ok(out)
+    }
+
+    fn check(&self, b: usize, h: usize, rows: &Range<usize>, cols: &Range<usize>) -> Result<()> {
+        let Problem { b: batch, n, m, heads, .. } = self.problem;
+        let outside = |name, at: String, limit| Err(Error::value(name, at, format!("within 0..{limit}")));
+        match () {
+            () if b >= batch => outside("sequence", b.to_string(), batch),
+            () if h >= heads.query => outside("head", h.to_string(), heads.query),
+            () if rows.start > rows.end || rows.end > n => outside("rows", format!("{rows:?}"), n),
+            () if cols.start > cols.end || cols.end > m => outside("columns", format!("{cols:?}"), m),
+            () => Ok(()),
+        }
+    }
+}
+
+/// What is pooled: a grid over the rectangle that begins at a row, and where its rows of cells are written.
+pub(crate) struct PooledRows<'a, A> {
+    grid: Grid<'a>,
+    first: usize,
+    pool: Pool,
+    written: &'a Rows<'a, A>,
+}
+
+/// A grid over a rectangle: the rows and columns that each cell covers, relative to the corner of the rectangle, and
+/// the number of rows of a cell that are computed.
+struct Grid<'a> {
+    size: [usize; 2],
+    rows: &'a (dyn Fn(usize) -> Range<usize> + Sync),
+    cols: &'a (dyn Fn(usize) -> Range<usize> + Sync),
+    most: usize,
+}
+
+/// A request for weights of one head: a range of columns, the number of tasks, and the scratch of each.
+#[derive(Clone, Copy)]
+pub(crate) struct WeightsRequest<'a> {
+    b: usize,
+    h: usize,
+    cols: &'a Range<usize>,
+    tasks: usize,
+    room: usize,
+}
+
+impl<T: qkv_simd::Element> Weights<'_, T> {
+    /// Runs tasks that each pool one row of cells.
+    pub(crate) fn run_pooled(&self, asked: WeightsRequest<'_>, pooled: PooledRows<'_, T::Acc>) {
+        let PooledRows { grid, first, pool, written } = pooled;
+        let width = grid.size[1];
+        self.run(asked, &|weigh, column, y| {
             let covered = (grid.rows)(y);
             let looked = covered.len().min(grid.most);
             let listed: Vec<usize> =
-                (0..looked).map(|at| rows.start + covered.start + at * covered.len() / looked).collect();
+                (0..looked).map(|at| first + covered.start + at * covered.len() / looked).collect();
             column.fill(T::Acc::ZERO);
             for rows in listed.chunks(QUERIES) {
                 weigh(rows, &mut |_, j, seen| {
@@ -201,43 +251,8 @@ impl<'a, T: Element> Weights<'a, T> {
                 .collect();
             written.write(0, 0, y, &cells);
         });
-        drop(written);
-        Ok(out)
     }
 
-    fn check(&self, b: usize, h: usize, rows: &Range<usize>, cols: &Range<usize>) -> Result<()> {
-        let Problem { b: batch, n, m, heads, .. } = self.problem;
-        let outside = |name, at: String, limit| Err(Error::value(name, at, format!("within 0..{limit}")));
-        match () {
-            () if b >= batch => outside("sequence", b.to_string(), batch),
-            () if h >= heads.query => outside("head", h.to_string(), heads.query),
-            () if rows.start > rows.end || rows.end > n => outside("rows", format!("{rows:?}"), n),
-            () if cols.start > cols.end || cols.end > m => outside("columns", format!("{cols:?}"), m),
-            () => Ok(()),
-        }
-    }
-}
-
-/// A grid over a rectangle: the rows and columns that each cell covers, relative to the corner of the rectangle, and
-/// the number of rows of a cell that are computed.
-struct Grid<'a> {
-    size: [usize; 2],
-    rows: &'a (dyn Fn(usize) -> Range<usize> + Sync),
-    cols: &'a (dyn Fn(usize) -> Range<usize> + Sync),
-    most: usize,
-}
-
-/// A request for weights of one head: a range of columns, the number of tasks, and the scratch of each.
-#[derive(Clone, Copy)]
-pub(crate) struct WeightsRequest<'a> {
-    b: usize,
-    h: usize,
-    cols: &'a Range<usize>,
-    tasks: usize,
-    room: usize,
-}
-
-impl<T: qkv_simd::Element> Weights<'_, T> {
     /// Runs tasks that compute weights of rows of one head over some columns. A task gets a function that reports the
     /// weights of at most [`QUERIES`] rows, and its own scratch.
     pub(crate) fn run(&self, WeightsRequest { b, h, cols, tasks, room }: WeightsRequest<'_>, task: &Task<'_, T::Acc>) {
