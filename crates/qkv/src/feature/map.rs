@@ -48,7 +48,7 @@ impl<A: Real> Map<A> {
             Features::Favor { count, seed } => {
                 let scale = scale.of_favor(d);
                 let (mut rows, mut columns) = (vec![A::ZERO; count * d_row], vec![A::ZERO; d * row]);
-                for (at, w) in orthogonal_rows(d, count, seed).into_iter().enumerate() {
+                for (at, w) in orthogonal_rows(d, count, seed).iter().enumerate() {
                     let w = A::from_f64(w * scale.sqrt());
                     rows[at / d * d_row + at % d] = w;
                     columns[at % d * row + at / d] = w;
