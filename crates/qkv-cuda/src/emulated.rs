@@ -192,6 +192,11 @@ impl EmulatedDriver {
         let table: Vec<String> = source.kernels.iter().map(|name| format!("EMULATED_KERNEL({name})")).collect();
         let text = format!("{EMULATION_HEADER}{}\nEMULATED_LAUNCH({})\n", source.text, table.join(", "));
         let mut arguments = vec!["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off"];
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("fma") {
+            // Conversions of f16 and fused multiply-adds are instructions instead of calls.
+            arguments.extend(["-mf16c", "-mfma"]);
+        }
         arguments.extend(source.options.iter().map(String::as_str).filter(|option| option.starts_with("-D")));
         static FOLDERS: AtomicU64 = AtomicU64::new(0);
         let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
