@@ -9,7 +9,7 @@
 //!
 //! | rounding | size |
 //! | --- | --- |
-//! | a sum of `L` products, in any order | `a · √L · hypot(norm of the terms, sum)` |
+//! | a sum of `L` products, in any order | `a · √L · √(norm of the terms² + sum²)` |
 //! | scale, soft-cap, bias, conversion of the exponent to base 2 | `a` of each value |
 //! | exponential, hyperbolic tangent | [`Roundoff::exp`]; 4 units in the last place |
 //! | weights before they multiply values and upstream gradients | `u`, relative |
@@ -70,6 +70,13 @@ impl Roundoff {
     }
 }
 
+/// The joint spread of independent errors: the root of the sum of their squares.
+fn joint<const N: usize>(parts: [f64; N]) -> f64 {
+    let square: f64 = parts.iter().map(|x| x * x).sum();
+    // `hypot` takes ten times as long: for squares that vanish or overflow.
+    if (1e-290..1e290).contains(&square) { square.sqrt() } else { parts.into_iter().fold(0.0, f64::hypot) }
+}
+
 /// The spreads of one result, element by element.
 pub type Spread = (&'static str, Vec<f64>);
 
@@ -100,7 +107,7 @@ pub fn spreads(
         let own = unit.stored.powi(2) + unit.sum.powi(2) * length as f64;
         let (_, spread) = spreads.iter_mut().find(|(of, _)| of == name).expect("every gradient has a spread");
         for (spread, x) in spread.iter_mut().zip(gradient) {
-            *spread = (*spread).hypot(own.sqrt() * x).hypot(unit.subnormal);
+            *spread = joint([*spread, own.sqrt() * x, unit.subnormal]);
         }
     }
     spreads
@@ -315,7 +322,7 @@ impl<'a> Head<'a> {
         let support: f64 = p.iter().sum();
         let relative = |j: usize| {
             let exponent = if sparse { 0.0 } else { 2.0 * a * (scores[j] - lse).abs() };
-            made[j].spread.hypot(exponent)
+            joint([made[j].spread, exponent])
         };
         // The log-sum-exp, or sparsemax's threshold.
         let mut lse_spread = seen.iter().map(|&j| (p[j] * relative(j) / support.max(1e-300)).powi(2)).sum::<f64>();
@@ -346,11 +353,11 @@ impl<'a> Head<'a> {
                 let modulation = if p[j] > 0.0 { weights[j] / p[j] } else { 0.0 };
                 let own = match select {
                     Select::Hard(_) => 0.0,
-                    Select::Sparsemax => p[j] * relative(j).hypot(lse_spread),
-                    _ => weights[j] * relative(j).hypot(unit.exp).hypot(lse_spread).hypot(2.0 * a),
+                    Select::Sparsemax => p[j] * joint([relative(j), lse_spread]),
+                    _ => weights[j] * joint([relative(j), unit.exp, lse_spread, 2.0 * a]),
                 };
                 let gaussian = if self.case.attention.local.is_some() { 8.0 * a * modulation * p[j] } else { 0.0 };
-                own.hypot(gaussian)
+                joint([own, gaussian])
             })
             .collect();
         // Weights far below the largest of the row are flushed to 0, and so are all below the smallest normal number:
@@ -374,7 +381,7 @@ impl<'a> Head<'a> {
             .map(|j| match select {
                 Select::Hard(_) => 0.0,
                 _ => {
-                    let rounding = (u * weights[j]).hypot(unit.subnormal).hypot(flushed);
+                    let rounding = joint([u * weights[j], unit.subnormal, flushed]);
                     of_weight[j].powi(2) + rounding.powi(2)
                 }
             })
@@ -468,7 +475,7 @@ impl<'a> Head<'a> {
         let row_spread = row_variance.sqrt();
         if let Some(sinks) = &self.data.sinks {
             let sink = (sinks[h] - lse).exp();
-            let relative = lse_spread.hypot(unit.exp).hypot(a * (all_rows(self.case).sqrt() + lse.abs()));
+            let relative = joint([lse_spread, unit.exp, a * (all_rows(self.case).sqrt() + lse.abs())]);
             all.d_sinks[h] += (sink * row * relative).powi(2) + (sink * row_spread).powi(2);
         }
         let mean = delta / support.max(1.0);
@@ -481,16 +488,16 @@ impl<'a> Head<'a> {
             let chosen = hard && weights[j] != 0.0;
             let size = if sparse { d_weights[j] - mean } else { d_weights[j] - row - of_entropy };
             let d_score = p[j] * size + if chosen { d_log_prob } else { 0.0 };
-            let probability = if sparse { 0.0 } else { relative(j).hypot(lse_spread).hypot(unit.exp).hypot(2.0 * a) };
+            let probability = if sparse { 0.0 } else { joint([relative(j), lse_spread, unit.exp, 2.0 * a]) };
             let mut variance = (p[j] * size * probability).powi(2) + (p[j] * d_weight_spreads[j]).powi(2);
-            variance += (p[j] * d_entropy * made[j].spread.hypot(lse_spread)).powi(2);
+            variance += (p[j] * d_entropy * joint([made[j].spread, lse_spread])).powi(2);
             variance += (u * d_score).powi(2) + (flushed * size).powi(2);
             // Linear attention never computes the difference: its two terms are summed separately.
             let magnitude =
                 if linear { p[j] * (d_weights[j].abs() + row.abs()) } else { d_score.abs() + a * p[j] * row.abs() };
             let error = |length: f64, own: f64| PairError {
                 variance,
-                relative: (magnitude * (a * length.sqrt()).hypot(own)).hypot(subnormal),
+                relative: joint([magnitude * joint([a * length.sqrt(), own]), subnormal]),
                 share: p[j],
             };
             self.add_pair(i, j, &made[j], &error, all);
@@ -558,13 +565,13 @@ impl<'a> Head<'a> {
             }
         };
         let added = if score.is_finite() { score - capped } else { 0.0 };
-        let steps =
-            2.0 * a * (scaled * slope).hypot(capped).hypot(added).hypot(if score.is_finite() { score } else { 0.0 });
-        let spread = (raw_spread * self.scale * slope).hypot(steps);
+        let steps = 2.0 * a * joint([scaled * slope, capped, added, if score.is_finite() { score } else { 0.0 }]);
+        let spread = joint([raw_spread * self.scale * slope, steps]);
         // A derivative through tanh has the error of tanh, taken to be 4 units in the last place.
-        let capped_spread = self.case.attention.softcap.map(|cap| (2.0 * raw_spread * self.scale / cap).hypot(8.0 * a));
+        let capped_spread =
+            self.case.attention.softcap.map(|cap| joint([2.0 * raw_spread * self.scale / cap, 8.0 * a]));
         let additive = matches!(self.score, RawScore::Additive { .. }).then_some(8.0 * a);
-        let slope_spread = spread.hypot(capped_spread.unwrap_or(0.0)).hypot(additive.unwrap_or(0.0));
+        let slope_spread = joint([spread, capped_spread.unwrap_or(0.0), additive.unwrap_or(0.0)]);
         Made { raw, spread, slope: slope * self.scale, slope_terms: self.scale.abs(), slope_spread }
     }
 }

@@ -1,6 +1,7 @@
 //! The rounding of an engine that sums gradients of queries in fixed point: in units relative to the largest value that
 //! a row can have.
 
+use super::joint;
 use crate::case::{Case, Data, Sizes};
 use qkv::reference::Forward;
 
@@ -33,7 +34,7 @@ pub fn add_fixed_point(case: &Case, data: &Data<f64>, truth: &Forward<f64>, d_q:
             let d_lse = data.d_lse.as_ref().map_or(0.0, |of| of[row]);
             let bound = key * (kept * (square * dv as f64).sqrt() * value + (delta - d_lse).abs());
             let error = bound * 2f64.powi(-30) * parts * scale(h).abs();
-            d_q[row * d..][..d].iter_mut().for_each(|spread| *spread = spread.hypot(error));
+            d_q[row * d..][..d].iter_mut().for_each(|spread| *spread = joint([*spread, error]));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The raw score of a query and a key, for each [`Score`]: its value, the spread of its roundings, and its derivatives.
 
-use super::{Parameter, Roundoff};
+use super::{Parameter, Roundoff, joint};
 use crate::case::{Case, Data};
 use qkv::reference::Reference;
 use qkv::{Features, Inputs, Score, Tensor};
@@ -124,13 +124,13 @@ impl RawScore {
                 let exponent = |x: &[f64], w: &[f64]| {
                     let (sum, spread) = of_terms(&mut x.iter().zip(w).map(|(x, w)| x * w), x.len());
                     let (half, half_spread) = of_terms(&mut x.iter().map(|x| 0.5 * scale * x * x), x.len());
-                    (sum - half, spread.hypot(half_spread).hypot(2.0 * a * (sum - half)))
+                    (sum - half, joint([spread, half_spread, 2.0 * a * (sum - half)]))
                 };
                 let (mut mean, mut spread) = (0.0, 0.0f64);
                 for w in rows {
                     let ((of_q, spread_q), (of_k, spread_k)) = (exponent(q, w), exponent(k, w));
                     mean += (of_q + of_k).exp() / rows.len() as f64;
-                    spread = spread.max(spread_q.hypot(spread_k));
+                    spread = spread.max(joint([spread_q, spread_k]));
                 }
                 (mean.ln(), spread + unit.exp + a * 2.0 * (rows.len() as f64).sqrt())
             }
