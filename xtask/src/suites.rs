@@ -14,7 +14,7 @@ use std::time::Instant;
 const COMPILE: &str = "test --workspace --tests --no-run --message-format=json-render-diagnostics";
 
 /// Compiles and runs the examples in the documentation.
-const DOC_TESTS: &str = "test --workspace --doc --no-fail-fast";
+const DOC_TESTS: &str = "test --workspace --exclude qkv-simd-tests --doc --no-fail-fast";
 
 /// Number of concurrent runs: while one waits for its last test, for a browser or for a disk, the others use the cores.
 const AT_A_TIME: usize = 3;
@@ -27,7 +27,7 @@ const LONGEST: [&str; 9] = [
     "-p qkv-cuda --test gpu",
     "-p qkv-cuda --lib",
     "-p qkv-ranks-tests --test ranks",
-    "test --workspace --doc",
+    "--doc",
     "-p qkv-nn-tests --test layers",
     "-p qkv-tests --test attention",
 ];
