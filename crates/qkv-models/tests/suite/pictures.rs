@@ -43,7 +43,7 @@ fn recipe(task: &str, model: &str, steps: usize) -> Recipe {
 
 /// Trains a recipe and returns the pictures it learned from.
 fn trained(recipe: &Recipe, folder: &Path) -> Vec<tasks::Scene> {
-    let mut run = Run::new(recipe, folder, 2).unwrap();
+    let mut run = Run::new(recipe, folder, 1).unwrap();
     run.train(&mut (), &AtomicBool::new(false)).unwrap();
     // Pictures have their own seed, by the constant in `picture_data`.
     tasks::scenes(recipe.seed ^ 0x7363_656e, 6, 2).0

@@ -46,7 +46,7 @@ fn recipe(data: &str, steps: usize) -> Recipe {
 }
 
 fn train(recipe: &Recipe, folder: &Path) {
-    Run::new(recipe, folder, 2).unwrap().train(&mut (), &AtomicBool::new(false)).unwrap();
+    Run::new(recipe, folder, 1).unwrap().train(&mut (), &AtomicBool::new(false)).unwrap();
 }
 
 /// The letter whose tone is nearest to a frame.

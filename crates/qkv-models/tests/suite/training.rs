@@ -322,7 +322,7 @@ fn a_small_model_learns_to_copy_and_its_alignment_is_the_diagonal() {
         "train.metric='exact'",
     ]);
     let mut last = Last::default();
-    let mut run = Run::new(&recipe, &folder, 2).unwrap();
+    let mut run = Run::new(&recipe, &folder, 1).unwrap();
     run.train(&mut last, &AtomicBool::new(false)).unwrap();
     let exact = last.0.unwrap().exact;
     assert!(exact >= 90.0, "{exact} % of copies are right");

@@ -13,7 +13,7 @@ const STEPS: &str = "QKV_RANK_HASHES";
 
 /// What differs from the recipes: one micro-batch per step for each of the most ranks, small micro-batches, and when
 /// the run validates. Models, tokenizers, optimizers and precision are the recipes' own.
-const SHORTER: &str = "--set train.tokens=256 --set train.validate_sentences=5";
+const SHORTER: &str = "--set train.tokens=128 --set train.validate_sentences=5";
 
 /// The recipes, with smaller data in place of theirs; some made-up reviews replace the movie reviews.
 const RECIPES: [(&str, &str); 3] = [
