@@ -191,7 +191,7 @@ impl EmulatedDriver {
         let io = |error: std::io::Error| failed(error.to_string());
         let table: Vec<String> = source.kernels.iter().map(|name| format!("EMULATED_KERNEL({name})")).collect();
         let text = format!("{EMULATION_HEADER}{}\nEMULATED_LAUNCH({})\n", source.text, table.join(", "));
-        let mut arguments = vec!["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off"];
+        let mut arguments = vec!["-std=c++17", "-Og", "-w", "-shared", "-fPIC", "-ffp-contract=off"];
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("fma") {
             // Conversions of f16 and fused multiply-adds are instructions instead of calls.
