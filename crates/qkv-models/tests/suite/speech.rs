@@ -59,7 +59,7 @@ fn loudest(frame: &[f32], tones: &[Vec<f32>]) -> usize {
 fn a_voice_sings_the_letters_of_texts_it_never_heard_with_a_diagonal_alignment() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    train(&recipe("tones = 64\ndev_tones = 4", 300), &path);
+    train(&recipe("tones = 64\ndev_tones = 4", 250), &path);
     assert_eq!(kind(&path).unwrap(), "voice");
     let (voice, machine) = (Speaker::open(&path).unwrap(), Machine::new(2));
     // The middle of each letter's tone.
@@ -147,7 +147,7 @@ fn timed_tones(folder: &Path, name: &str, count: usize) -> String {
 fn a_voice_learns_how_long_letters_sound_and_attends_to_them_then() {
     let folder = tempfile::tempdir().unwrap();
     let (spoken, dev) = (timed_tones(folder.path(), "train", 32), timed_tones(folder.path(), "dev", 4));
-    let recipe = recipe(&format!("spoken = '{spoken}'\ndev = '{dev}'"), 150);
+    let recipe = recipe(&format!("spoken = '{spoken}'\ndev = '{dev}'"), 110);
     for hears in [false, true] {
         let sets = ["model.durations=true".to_owned(), format!("model.hears={hears}"), "model.guide=1".to_owned()];
         let recipe = Recipe::parse(&recipe.to_toml(), Path::new("timed.toml"), &sets).unwrap();
