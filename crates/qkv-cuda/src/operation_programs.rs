@@ -5,14 +5,18 @@ use crate::memory::Dtype;
 use crate::operations::{MOST_HIGHEST, STAGED};
 use crate::program::{element, kernel};
 
+/// The files with which both programs begin.
+const COMMON: [&str; 5] = [
+    kernel!("general/element.cuh"),
+    kernel!("general/philox.cuh"),
+    kernel!("operations/common.cuh"),
+    kernel!("operations/activations.cuh"),
+    kernel!("operations/few_rows.cuh"),
+];
+
 /// The operations of models, with activations of this type.
 pub(crate) fn operations(dtype: Dtype) -> Source {
     let files = [
-        kernel!("general/element.cuh"),
-        kernel!("general/philox.cuh"),
-        kernel!("operations/common.cuh"),
-        kernel!("operations/activations.cuh"),
-        kernel!("operations/few_rows.cuh"),
         kernel!("operations/elementwise.cu"),
         kernel!("operations/norm.cu"),
         kernel!("operations/rows.cu"),
@@ -29,32 +33,24 @@ pub(crate) fn operations(dtype: Dtype) -> Source {
     Source {
         name: format!("operations of models {dtype}"),
         cache_prefix: "operations",
-        text: files.concat(),
-        options: operation_options(dtype),
+        text: COMMON.concat() + &files.concat(),
+        options: options(dtype),
         kernels: OPERATIONS,
     }
 }
 
 /// The operations on matrices in quantized blocks, which are compiled only when a model has some.
 pub(crate) fn block_operations(dtype: Dtype) -> Source {
-    let files = [
-        kernel!("general/element.cuh"),
-        kernel!("general/philox.cuh"),
-        kernel!("operations/common.cuh"),
-        kernel!("operations/activations.cuh"),
-        kernel!("operations/few_rows.cuh"),
-        kernel!("operations/blocks.cu"),
-    ];
     Source {
         name: format!("operations on blocks {dtype}"),
         cache_prefix: "blocks",
-        text: files.concat(),
-        options: operation_options(dtype),
+        text: COMMON.concat() + kernel!("operations/blocks.cu"),
+        options: options(dtype),
         kernels: &["few_rows_blocks", "few_rows_blocks_appended", "few_rows_blocks_gated", "embedding_blocks"],
     }
 }
 
-fn operation_options(dtype: Dtype) -> Vec<String> {
+fn options(dtype: Dtype) -> Vec<String> {
     vec![
         "-std=c++17".into(),
         // Otherwise NVRTC 13.0 takes generic lambdas for host functions.
