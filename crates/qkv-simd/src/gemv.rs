@@ -502,7 +502,7 @@ mod tests {
                 };
                 let truths: Vec<f64> = (0..MOST_ROWS * width).map(truth).collect();
                 for isa in Isa::available() {
-                    for count in [1, 2, 4, 5, MOST_ROWS] {
+                    for count in 1..=MOST_ROWS {
                         absent_rows_of_sums_have_no_effect(isa, width, count, &clean, &dirty, &truths);
                     }
                 }

@@ -82,7 +82,7 @@ fn sum_of_parts<T: Element<Acc = f32>>(
 /// Two cases in which some query sees one or two keys that are nearly 0 in some column, with a sink or a gradient of
 /// the log-sum-exp, so that its own gradient is not 0.
 fn of_few_keys() -> [Case; 2] {
-    let sizes = Sizes::new(90, 70, 256).heads(2, 2, 1);
+    let sizes = Sizes::new(200, 150, 256).heads(2, 2, 1);
     let causal = || Attention::scaled_dot().mask(Mask::causal());
     let lse = Extras { all_upstream: true, ..Extras::default() };
     let at_end = causal().mask(Mask::longformer(40, [1])).place(Place::End);

@@ -59,7 +59,7 @@ fn loudest(frame: &[f32], tones: &[Vec<f32>]) -> usize {
 fn a_voice_sings_the_letters_of_texts_it_never_heard_with_a_diagonal_alignment() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    train(&recipe("tones = 64\ndev_tones = 4", 250), &path);
+    train(&recipe("tones = 64\ndev_tones = 4", 300), &path);
     assert_eq!(kind(&path).unwrap(), "voice");
     let (voice, machine) = (Speaker::open(&path).unwrap(), Machine::new(2));
     // The middle of each letter's tone.
