@@ -73,7 +73,14 @@ impl From<qkv_ranks::Error> for Failure {
     }
 }
 
-/// Errors of `qkv-models` already name file and line, and often have a hint.
+/// Errors of files already name file and line, and often have a hint.
+impl From<qkv_formats::Error> for Failure {
+    fn from(error: qkv_formats::Error) -> Failure {
+        Failure { message: error.to_string(), hint: error.hint() }
+    }
+}
+
+/// So do errors of models.
 impl From<qkv_models::Error> for Failure {
     fn from(error: qkv_models::Error) -> Failure {
         Failure { message: error.to_string(), hint: error.hint() }

@@ -91,7 +91,7 @@ fn list<'o>(inputs: &'o OwnedInputs<f32>, name: &str) -> Option<&'o Vec<f32>> {
 /// # Errors
 /// If the log-sum-exp of a layer cannot be computed, or the file cannot be written.
 pub fn save(recording: &Recording, path: impl AsRef<Path>) -> Result<()> {
-    atomic::write(path, &bytes(recording)?)
+    Ok(atomic::write(path, &bytes(recording)?)?)
 }
 
 fn bytes(recording: &Recording) -> Result<Vec<u8>> {

@@ -15,13 +15,14 @@ use qkv_models::files::yaml;
 use qkv_models::image::{Image, idx};
 use qkv_models::text::corpus::Corpus;
 use qkv_models::text::tokenizer::Tokenizer;
-use qkv_models::{Generator, Recipe, Result, labelled};
+use qkv_models::{Generator, Recipe, labelled};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// The error and its hint, or `right`.
-pub fn outcome<T>(found: Result<T>) -> String {
-    found.map_or_else(|error| format!("{error} {}", error.hint().unwrap_or_default()), |_| "right".into())
+pub fn outcome<T, E: Into<qkv_models::Error>>(found: Result<T, E>) -> String {
+    let told = |error: qkv_models::Error| format!("{error} {}", error.hint().unwrap_or_default());
+    found.map_or_else(|error| told(error.into()), |_| "right".into())
 }
 
 /// Writes the input to a temporary file with this name.
@@ -33,7 +34,7 @@ fn file_of(name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-fn read<T>(name: &str, bytes: &[u8], read: impl FnOnce(&Path) -> Result<T>) -> String {
+fn read<T, E: Into<qkv_models::Error>>(name: &str, bytes: &[u8], read: impl FnOnce(&Path) -> Result<T, E>) -> String {
     outcome(read(&file_of(name, bytes)))
 }
 
@@ -135,7 +136,7 @@ pub fn jpeg(bytes: &[u8]) -> String {
 
 /// Images with boxes in COCO's JSON.
 pub fn boxes(bytes: &[u8]) -> String {
-    read("a.json", bytes, |path| {
+    read("a.json", bytes, |path| -> qkv_models::Result<_> {
         let found = labelled::boxes(path)?;
         let classes = found.0.iter().flat_map(|image| &image.boxes).map(|(class, _)| *class);
         assert!(classes.max().is_none_or(|most| most < found.1.len()), "a class beyond the names there are");
@@ -148,7 +149,7 @@ pub fn captions(bytes: &[u8]) -> String {
     let pixels = [[1, 2, 3, 1, 2, 3, 0, 0], [4, 5, 6, 4, 5, 6, 0, 0]].concat();
     let header = [70u32, 0, 54, 40, 2, 2, 24 << 16 | 1, 0, 16, 0, 0, 0, 0].map(u32::to_le_bytes).concat();
     file_of("a.bmp", &[&b"BM"[..], &header, &pixels].concat());
-    read("captions.tsv", bytes, |path| {
+    read("captions.tsv", bytes, |path| -> qkv_models::Result<_> {
         let labelled::Captions { images, lines } = labelled::captions(path)?;
         assert!(lines.iter().all(|(image, text)| *image < images.len() && !text.is_empty()), "a line without an image");
         Ok(lines)
@@ -167,7 +168,7 @@ pub fn torch(bytes: &[u8]) -> String {
     match TorchFile::from_bytes(bytes.to_vec(), "a.pt") {
         Err(error) => error.to_string(),
         Ok(file) => {
-            let read = |name: &str| {
+            let read = |name: &str| -> qkv_formats::Result<_> {
                 let values = file.read(name)?;
                 assert_eq!(Some(values.len()), file.shape(name).map(|shape| shape.iter().product()));
                 Ok(values)
@@ -203,7 +204,7 @@ pub fn bmp(bytes: &[u8]) -> String {
 }
 
 /// Checks the size of an image that was accepted.
-fn image(found: Result<Image>) -> String {
+fn image(found: qkv_formats::Result<Image>) -> String {
     let kind = match &found {
         Ok(image) => format!("{} channels", ["no", "one", "two", "three"][image.channels()]),
         Err(_) => String::new(),

@@ -85,7 +85,7 @@ pub(crate) fn write(
         tensors.iter().map(|(name, shape, values)| NamedTensor { name, shape, values }).collect();
     crate::files::tensors::write(folder.join(ADAPTER_WEIGHTS), &named, Storage::F32)?;
     let transposed = layout.tensors.iter().any(|mapped| mapped.form == Form::Transposed);
-    write_json(
+    Ok(write_json(
         &folder.join(ADAPTER_CONFIG),
         &json!({
             "peft_type": "LORA",
@@ -105,7 +105,7 @@ pub(crate) fn write(
             "init_lora_weights": true,
             "inference_mode": true,
         }),
-    )
+    )?)
 }
 
 /// `A`, `B` and the total rank of the adapters of parts that are stacked in one tensor. `B` is block-diagonal, so each
@@ -173,7 +173,7 @@ pub(crate) fn read(folder: &Path, parameters: &mut Parameters<f32>, layout: &Lay
             None => {
                 let module = module.replace(".modules_to_save.", ".");
                 let mapped = find(layout, &module).ok_or_else(|| wrong(name, "the model has no such parameter"))?;
-                layout.fill_values(parameters, mapped, |shape| file.read_shaped(name, shape))?;
+                layout.fill_values(parameters, mapped, |shape| Ok(file.read_shaped(name, shape)?))?;
                 whole.push(module);
             }
         }

@@ -66,8 +66,8 @@ impl ModelFiles {
     pub fn build(&self, path: &Path) -> Result<Blank<Model>> {
         let settings = if is_gguf(path) { path.to_owned() } else { path.join(CONFIG) };
         // A model that claims to be larger than its file is refused before memory is allocated for it.
-        self.config.check_size(self.weights.numbers()).map_err(|e| folder::in_file(&settings, e))?;
-        let (model, parameters) = Model::blank(&self.config).map_err(|e| folder::in_file(&settings, e))?;
+        self.config.check_size(self.weights.numbers()).map_err(|e| e.in_file(&settings))?;
+        let (model, parameters) = Model::blank(&self.config).map_err(|e| e.in_file(&settings))?;
         let layout = self.known_layout().unwrap_or_else(|| Layout::own(&parameters));
         Ok((model, parameters, layout))
     }
@@ -135,7 +135,7 @@ pub(crate) fn write_model(model: &Model, parameters: &Parameters<f32>, to: &Path
     let dialect = Dialect::of(model.config());
     let layout = dialect.layout(model.config()).unwrap_or_else(|| Layout::own(parameters));
     layout.write(&to.join(WEIGHTS), parameters, storage)?;
-    folder::write_json(&to.join(CONFIG), &dialect.write(model.config()))
+    Ok(folder::write_json(&to.join(CONFIG), &dialect.write(model.config()))?)
 }
 
 /// Writes `tokenizer.json` and a `tokenizer_config.json` that tells `transformers` to use it as it is: from the model
@@ -156,7 +156,7 @@ pub(crate) fn write_tokenizer(tokenizer: &Tokenizer, template: Option<&Template>
     if let Some(template) = template {
         settings["chat_template"] = template.source().into();
     }
-    folder::write_json(&to.join(TOKENIZER_CONFIG), &settings)
+    Ok(folder::write_json(&to.join(TOKENIZER_CONFIG), &settings)?)
 }
 
 /// Reads the trained parameters under their own names. The file must have all of them, in their shapes, and no tensor

@@ -6,6 +6,7 @@ use crate::image_encoder::ImageEncoderConfig;
 use crate::resnet::ResNet;
 use crate::{Error, Result};
 use half::bf16;
+use qkv_formats::numbers;
 use qkv_nn::{Machine, Tensor};
 use rayon::prelude::*;
 use std::collections::HashMap;
@@ -65,7 +66,7 @@ impl Eyes {
                 seen.clear();
             }
             for (&at, features) in missing.iter().zip(features.data().chunks_exact(each)) {
-                let features: Arc<[bf16]> = features.iter().map(|&x| bf16::from_f32(x)).collect();
+                let features: Arc<[bf16]> = numbers::to_bf16(features).into();
                 seen.insert(keys[at], features.clone());
                 found[at] = Some(features);
             }
@@ -73,7 +74,7 @@ impl Eyes {
         let mut data = vec![0.0; images.len() * each];
         data.par_chunks_exact_mut(each).zip(&found).for_each(|(to, features)| {
             let features = features.as_ref().expect("what was missing was looked at");
-            to.iter_mut().zip(features.iter()).for_each(|(to, x)| *to = x.to_f32());
+            numbers::widen_bf16(features, to);
         });
         Ok(Tensor::new(data, &[images.len(), grid[0], grid[1], WIDTH]))
     }

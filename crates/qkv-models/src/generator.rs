@@ -299,7 +299,7 @@ impl Generator {
             json["do_sample"] = json!(true);
             json["min_p"] = json!(min_p);
         }
-        folder::write_json(&to.join(GENERATION_CONFIG), &json)
+        Ok(folder::write_json(&to.join(GENERATION_CONFIG), &json)?)
     }
 }
 

@@ -220,8 +220,8 @@ impl ImageEncoderConfig {
     /// If it cannot be resized.
     pub fn prepared(&self, image: &Image) -> Result<Image> {
         match self.fit {
-            Fit::Stretch => image.resized_in(self.channels, self.width, self.height),
-            fit => image.in_channels(self.channels).fitted(self.width, self.height, fit),
+            Fit::Stretch => Ok(image.resized_in(self.channels, self.width, self.height)?),
+            fit => Ok(image.in_channels(self.channels).fitted(self.width, self.height, fit)?),
         }
     }
 
@@ -237,21 +237,10 @@ impl ImageEncoderConfig {
             .collect();
         let height = images.iter().map(Image::height).max().unwrap_or(self.height);
         let width = images.iter().map(Image::width).max().unwrap_or(self.width);
-        let (each, line) = (height * width * self.channels, (width * self.channels).max(1));
+        let each = height * width * self.channels;
         let mut data = vec![0.0; images.len() * each];
-        let white = vec![255; line];
-        data.par_chunks_exact_mut(each.max(1)).zip(images).for_each(|(to, image)| {
-            let own = image.width() * self.channels;
-            let rows = image.points().chunks_exact(own.max(1)).chain(std::iter::repeat(&white[..]));
-            for (to, row) in to.chunks_exact_mut(line).zip(rows) {
-                let pixels = row.chunks_exact(self.channels).chain(white.chunks_exact(self.channels));
-                for (to, pixel) in to.chunks_exact_mut(self.channels).zip(pixels) {
-                    for ((to, &x), [scale, shift]) in to.iter_mut().zip(pixel).zip(&levels) {
-                        *to = f32::from(x) * scale + shift;
-                    }
-                }
-            }
-        });
+        let parts = data.par_chunks_exact_mut(each.max(1)).zip(images);
+        parts.for_each(|(to, image)| image.write_scaled(to, width, &levels));
         Tensor::new(data, &[images.len(), height, width, self.channels])
     }
 }

@@ -24,7 +24,7 @@ pub(crate) mod vit;
 use crate::files::tensors::{self, NamedTensor, Storage};
 use crate::files::weights::Weights;
 use crate::{Architecture, Error, ModelConfig, Result};
-use half::{bf16, f16};
+use qkv_formats::numbers::{self, transposed};
 use qkv_nn::{HalfMatrix, Param, Parameters};
 use qkv_simd::panels::PackedMatrix;
 use qkv_simd::quantized::QuantizedMatrix;
@@ -184,7 +184,7 @@ impl Layout {
             }
         }
         match self.strangers(weights).first() {
-            Some(name) => Err(weights.wrong(name, "the model has no such parameter")),
+            Some(name) => Err(weights.wrong(name, "the model has no such parameter").into()),
             None => Ok(()),
         }
     }
@@ -235,15 +235,15 @@ impl Layout {
         mapped: &Mapped,
         name: &str,
     ) -> Result<()> {
-        self.fill_values(parameters, mapped, |shape| weights.read_shaped(name, shape))?;
+        self.fill_values(parameters, mapped, |shape| Ok(weights.read_shaped(name, shape)?))?;
         let parts = self.parts(parameters, mapped)?;
         let storage = weights.storage(name);
         for &part in &parts {
             let (values, &[_, width]) = (parameters.get(part), parameters.shape(part)) else { continue };
             // Values that a file stores in 16 bits lose nothing when they are kept in 16 bits.
             let half = match storage.as_deref() {
-                Some("BF16") => HalfMatrix::Bf16(PackedMatrix::new(&rounded(values, bf16::from_f32), width)),
-                Some("F16") => HalfMatrix::F16(PackedMatrix::new(&rounded(values, f16::from_f32), width)),
+                Some("BF16") => HalfMatrix::Bf16(PackedMatrix::new(&numbers::to_bf16(values), width)),
+                Some("F16") => HalfMatrix::F16(PackedMatrix::new(&numbers::to_f16(values), width)),
                 _ => continue,
             };
             parameters.set_half(part, half);
@@ -263,9 +263,9 @@ impl Layout {
         let mut values = read(&shape)?;
         match mapped.form {
             Form::Plain | Form::Axes(_) => {}
-            Form::LessOne => values.iter_mut().for_each(|x| *x += 1.0),
+            Form::LessOne => numbers::add_to_each(&mut values, 1.0),
             Form::Transposed => values = transposed(&values, width, rows),
-            Form::Kernels([_, inputs, high, wide]) => values = each_transposed(&values, inputs, high * wide),
+            Form::Kernels([_, inputs, high, wide]) => values = transposed(&values, inputs, high * wide),
             Form::Paired(heads) => values = unpaired(&values, rows, width, heads),
         }
         if let [one] = parts[..] {
@@ -288,12 +288,16 @@ impl Layout {
         let (shape, rows, width) = shape_of(parameters, &parts, mapped.form);
         let values: Cow<'p, [f32]> = match parts[..] {
             [one] => parameters.values(one),
-            _ => parts.iter().flat_map(|&part| parameters.values(part).into_owned()).collect::<Vec<f32>>().into(),
+            _ => parts.iter().map(|&part| parameters.values(part)).collect::<Vec<_>>().concat().into(),
         };
         Ok(match mapped.form {
             Form::Transposed => (shape, transposed(&values, rows, width).into()),
-            Form::Kernels([_, inputs, high, wide]) => (shape, each_transposed(&values, high * wide, inputs).into()),
-            Form::LessOne => (shape, values.iter().map(|x| x - 1.0).collect::<Vec<f32>>().into()),
+            Form::Kernels([_, inputs, high, wide]) => (shape, transposed(&values, high * wide, inputs).into()),
+            Form::LessOne => {
+                let mut values = values.into_owned();
+                numbers::add_to_each(&mut values, -1.0);
+                (shape, values.into())
+            }
             _ => (shape, values),
         })
     }
@@ -349,7 +353,7 @@ impl Layout {
         }
         let named: Vec<NamedTensor<'_>> =
             found.iter().map(|(name, shape, values)| NamedTensor { name, shape, values }).collect();
-        tensors::write(path, &named, storage)
+        Ok(tensors::write(path, &named, storage)?)
     }
 }
 
@@ -365,26 +369,12 @@ fn shape_of(parameters: &Parameters<f32>, parts: &[Param], form: Form) -> (Vec<u
     }
 }
 
-/// Converts elements to another type.
-fn rounded<T>(values: &[f32], round: impl Fn(f32) -> T) -> Vec<T> {
-    values.iter().map(|&x| round(x)).collect()
-}
-
-/// Transposes a matrix.
-fn transposed(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
-    (0..width).flat_map(|x| (0..rows).map(move |r| values[r * width + x])).collect()
-}
-
-/// Transposes each of several consecutive matrices.
-fn each_transposed(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
-    let each = (rows * width).max(1);
-    values.chunks_exact(each).flat_map(|matrix| transposed(matrix, rows, width)).collect()
-}
-
 /// Moves rows `(2i, 2i + 1)` of each head to `(i, i + D/2)`.
 fn unpaired(values: &[f32], rows: usize, width: usize, heads: usize) -> Vec<f32> {
     let from = unpaired_row(rows, heads);
-    (0..rows).flat_map(|row| values[from(row) * width..][..width].iter().copied()).collect()
+    let mut found = Vec::with_capacity(values.len());
+    (0..rows).for_each(|row| found.extend_from_slice(&values[from(row) * width..][..width]));
+    found
 }
 
 /// The foreign row of one of our rows.

@@ -5,7 +5,6 @@
 
 mod adapters;
 mod architecture;
-pub mod audio;
 mod batch;
 pub mod chat;
 mod checkpoint;
@@ -13,17 +12,14 @@ mod classifier;
 mod conv_stem;
 mod describe;
 mod detect;
-pub mod draws;
 mod encoder;
 mod error;
 mod evaluation;
 mod eyes;
-pub mod files;
 mod finite;
 mod generator;
 mod gpt;
 mod han;
-pub mod image;
 mod image_encoder;
 mod inspection;
 mod kind;
@@ -46,7 +42,6 @@ mod search;
 mod sizes;
 mod start;
 pub mod tasks;
-pub mod text;
 pub mod train;
 mod transformer;
 mod translator;
@@ -75,6 +70,7 @@ pub use model::{Group, Model, State};
 pub use observed::{Alignment, Observed, ObservedDocument};
 pub use observed_attention::ObservedAttention;
 pub use provenance::Provenance;
+pub use qkv_formats::{audio, draws, files, image, text};
 pub use recipe::{
     Data, Division, Lora, Metric, ModelSource, Objective, Parallel, Pretrained, Recipe, TokenizerSource, Training,
 };

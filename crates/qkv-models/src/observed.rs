@@ -7,6 +7,7 @@ use crate::observed_attention::{ObservedAttention, observed, stacked};
 use crate::probabilities::probabilities;
 use crate::{Document, Encoder, Error, Generator, Han, Result, Translator, han};
 use qkv::{Mask, OwnedInputs, Tensor};
+use qkv_formats::numbers;
 use qkv_nn::{Captured, Gradients, Machine, Parameters, Pool, Tape};
 
 /// A captured pass. Attention weights are not stored.
@@ -260,11 +261,6 @@ fn words_side_by_side(
 fn log_softmax(scores: &[f32], steps: usize) -> Result<Tensor<f32, 2>> {
     let width = scores.len() / steps.max(1);
     let mut rows = scores.to_vec();
-    for row in rows.chunks_exact_mut(width.max(1)) {
-        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = row.iter().map(|&x| f64::from(x - most).exp()).sum();
-        let lse = most + sum.ln() as f32;
-        row.iter_mut().for_each(|x| *x -= lse);
-    }
+    numbers::log_softmax(&mut rows, width);
     Ok(Tensor::new(rows, [steps, width])?)
 }

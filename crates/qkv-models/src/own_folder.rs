@@ -3,7 +3,7 @@
 //! in [`checkpoint`](crate::checkpoint).
 
 use crate::checkpoint::{Blank, write_tokenizer};
-use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
+use crate::files::folder::{CONFIG, TOKENIZER, WEIGHTS, read_json, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::layout::{self, Inspected, Layout};
@@ -50,7 +50,7 @@ impl<C, N> OwnFolder<C, N> {
             let layout = Layout::own(&parameters);
             Ok((network, parameters, layout))
         });
-        let built = built.map_err(|e| folder::in_file(&settings, e));
+        let built = built.map_err(|e| e.in_file(&settings));
         Ok(OwnFolder { path: path.to_owned(), config, vocab_size, weights, built })
     }
 

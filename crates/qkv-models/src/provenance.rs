@@ -88,7 +88,7 @@ impl Layout {
             found.used.push(name);
         }
         if found.used.is_empty() {
-            return Err(weights.wrong("", "none of its tensors belongs to such a model"));
+            return Err(weights.wrong("", "none of its tensors belongs to such a model").into());
         }
         found.left_out = weights.names().into_iter().filter(|name| !used.contains(*name)).map(str::to_owned).collect();
         Ok(found)

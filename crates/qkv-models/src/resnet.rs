@@ -233,9 +233,7 @@ impl ResNet {
         let (width, height) = (images[0].width(), images[0].height());
         let mut data = Vec::with_capacity(images.len() * width * height * 3);
         for image in images {
-            for rgb in image.points().chunks_exact(3) {
-                data.extend([2, 1, 0].into_iter().zip(MEANS).map(|(c, mean)| f32::from(rgb[c]) - mean));
-            }
+            image.append_reversed(&mut data, MEANS);
         }
         Tensor::new(data, &[images.len(), height, width, 3])
     }
@@ -262,7 +260,7 @@ impl ResNet {
     /// # Errors
     /// If it cannot be resized.
     pub fn prepared(&self, image: &Image) -> Result<Image> {
-        image.resized_in(3, SIDE, SIDE)
+        Ok(image.resized_in(3, SIDE, SIDE)?)
     }
 
     /// The features of color images of one size, `[B, H / 32, W / 32, C]`, rounded up. An image of 224 × 224 has 49

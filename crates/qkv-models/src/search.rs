@@ -10,6 +10,7 @@ pub(crate) use scores::{draw, forbid_repeats, penalize};
 use crate::batch::{Rows, with_eos};
 use crate::{Error, Model, Result};
 use qkv_nn::{Machine, Parameters, Pool, Tape, Var};
+use qkv_simd::logits::Weights;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -91,10 +92,9 @@ impl Sampling {
         self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0
     }
 
-    /// The weight of a token whose logit exceeds the highest by `difference` (never positive): its probability relative
-    /// to that token's.
-    fn weight(&self, difference: f32) -> f64 {
-        (f64::from(difference) / self.temperature).exp()
+    /// The weights of tokens: their probabilities relative to that of the most probable one.
+    fn weights(&self, highest: f32) -> Weights {
+        Weights { highest, temperature: self.temperature }
     }
 }
 

@@ -89,7 +89,7 @@ impl Start {
         let settings = path.join(CONFIG);
         let whole: ModelConfig = read_json(&settings)?;
         let weights = Weights::of_folder(path)?;
-        whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&settings, e))?;
+        whole.check_size(weights.numbers()).map_err(|e| e.in_file(&settings))?;
         let tokenizer = Tokenizer::open(path.join(TOKENIZER))?;
         Ok(Start::new(whole.architecture, weights, Some(tokenizer)))
     }
@@ -99,14 +99,14 @@ impl Start {
         let settings = path.join(CONFIG);
         let whole: ModelConfig = read_json(&settings)?;
         let weights = Weights::of_folder(path)?;
-        whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&settings, e))?;
+        whole.check_size(weights.numbers()).map_err(|e| e.in_file(&settings))?;
         Ok(Start::new(whole.architecture, weights, None))
     }
 
     fn generative(path: &Path) -> Result<Start> {
         let files = ModelFiles::open(path)?;
         let settings = if is_gguf(path) { path.to_owned() } else { path.join(CONFIG) };
-        files.config.check_size(files.weights.numbers()).map_err(|e| folder::in_file(&settings, e))?;
+        files.config.check_size(files.weights.numbers()).map_err(|e| e.in_file(&settings))?;
         let layout = files.known_layout();
         let ModelFiles { config, weights, .. } = files;
         let TextSettings { tokenizer, template, generation } = TextSettings::of(path, &weights)?;

@@ -87,15 +87,15 @@ impl Translator {
             Some(bytes) if dialect == Dialect::Own => folder::parse_json(bytes, &generation_path)?,
             _ => Search::default(),
         };
-        search.check().map_err(|e| folder::in_file(&generation_path, e))?;
+        search.check().map_err(|e| e.in_file(&generation_path))?;
         if tokenizer.len() != config.vocab_size || SpecialTokens::of(&tokenizer) != config.specials() {
             let what = format!("`vocab_size` is {}, the tokenizer has {} tokens", config.vocab_size, tokenizer.len());
             return Err(Error::format(config_path, "vocab_size", what));
         }
         let weights = Weights::File(TensorFile::from_bytes(weights, from.join(WEIGHTS))?);
         // A model that claims to be larger than its file is rejected before memory is allocated for it.
-        config.check_size(weights.numbers()).map_err(|e| folder::in_file(&config_path, e))?;
-        let (model, mut parameters) = Model::blank(&config).map_err(|e| folder::in_file(&config_path, e))?;
+        config.check_size(weights.numbers()).map_err(|e| e.in_file(&config_path))?;
+        let (model, mut parameters) = Model::blank(&config).map_err(|e| e.in_file(&config_path))?;
         let layout = dialect.layout(&config).unwrap_or_else(|| Layout::own(&parameters));
         layout.fill(&mut parameters, &weights)?;
         parameters.pack_for_inference();
@@ -117,7 +117,7 @@ impl Translator {
         if Dialect::of(self.model.config()) != Dialect::Own {
             return write_tokenizer(&self.tokenizer, None, to);
         }
-        folder::write_json(&to.join(GENERATION_CONFIG), &self.search)
+        Ok(folder::write_json(&to.join(GENERATION_CONFIG), &self.search)?)
     }
 
     /// Translates lines; returns up to `beam` translations of each, best first. An empty line has an empty translation.

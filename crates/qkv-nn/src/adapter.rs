@@ -4,7 +4,9 @@
 //! files.
 
 use crate::float::Float;
+use crate::loops::AddLowRank;
 use crate::parameters::{Init, Param, Parameters};
+use qkv_simd::Isa;
 
 /// The adapter of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,11 +61,7 @@ impl<T: Float> Parameters<T> {
         let (left, right) = (self.get(b).to_vec(), self.get(a).to_vec());
         let (rank, inner) = (self.shape(a)[0], self.shape(a)[1]);
         for (row, left) in self.get_mut(param).chunks_exact_mut(inner.max(1)).zip(left.chunks_exact(rank.max(1))) {
-            let mut sum = vec![0.0; inner];
-            for (&x, right) in left.iter().zip(right.chunks_exact(inner.max(1))) {
-                sum.iter_mut().zip(right).for_each(|(sum, y)| *sum += x.to_f64() * y.to_f64());
-            }
-            row.iter_mut().zip(&sum).for_each(|(to, sum)| *to = T::of_f64(to.to_f64() + scale * sum));
+            T::run(Isa::best(), AddLowRank { row, left, right: &right, scale }.into());
         }
         self.set_adapter(param, None);
         self.freeze(a);

@@ -3,8 +3,10 @@
 //! elements of a quantized matrix are on neither side until they are first used.
 
 use crate::float::Float;
+use crate::loops::Fill;
 use crate::pool::Pool;
 use qkv_cuda::operations::{Array, Kind, Operations, RowNorm};
+use qkv_simd::Isa;
 use qkv_simd::quantized::QuantizedMatrix;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -269,7 +271,7 @@ impl<T: Float> Elements<T> {
             device.operations.clear(device.array());
             self.forget_host();
         } else if let Some(host) = self.host.get_mut() {
-            host.fill(T::ZERO);
+            T::run(Isa::best(), Fill(host, T::ZERO).into());
         }
         self.source = None;
     }

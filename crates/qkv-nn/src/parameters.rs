@@ -5,7 +5,7 @@
 use crate::adapter::Adapter;
 use crate::elements::Elements;
 use crate::float::Float;
-use crate::loops::MovingAverage;
+use crate::loops::{Fill, MovingAverage, SquareSum};
 use crate::machine::Machine;
 use crate::pool::Pool;
 use crate::stored_matrix::{DeviceMatrix, HalfMatrix, StoredMatrix};
@@ -637,7 +637,7 @@ impl<T: Float> Gradients<T> {
             return;
         }
         let parts = self.sums.iter_mut().flat_map(|sums| sums.chunks_mut(1 << 18)).collect();
-        machine.each(parts, |_, part: &mut [T]| part.fill(T::ZERO));
+        machine.each(parts, |_, part: &mut [T]| machine.run(Fill(part, T::ZERO)));
     }
 
     /// The L2 norm of all gradients as one vector.
@@ -661,7 +661,7 @@ impl<T: Float> Gradients<T> {
         let parts = blocks.chunks(each).zip(squares.chunks_mut(each)).collect();
         machine.each(parts, |_, (blocks, squares): (&[&[T]], &mut [f64])| {
             for (block, square) in blocks.iter().zip(squares) {
-                *square = block.iter().map(|x| x.to_f64() * x.to_f64()).sum();
+                machine.run(SquareSum { x: block, sum: square });
             }
         });
         squares

@@ -3,8 +3,10 @@
 use crate::device::Device;
 use crate::elements::{Elements, PendingNorm};
 use crate::float::Float;
+use crate::loops::Fill;
 use crate::pool::Pool;
 use qkv_cuda::operations::{Array, FewRowsInput, Kind, Operations, RowNorm, has_row_norm};
+use qkv_simd::Isa;
 use std::fmt;
 use std::sync::Arc;
 
@@ -40,7 +42,7 @@ impl<T: Float> Tensor<T> {
     /// Zeros from the pool.
     pub(crate) fn zeros(pool: &Pool<T>, shape: &[usize]) -> Self {
         let mut tensor = Tensor::unwritten(pool, shape);
-        tensor.data_mut().fill(T::ZERO);
+        T::run(Isa::best(), Fill(tensor.data_mut(), T::ZERO).into());
         tensor
     }
 

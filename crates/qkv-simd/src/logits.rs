@@ -30,6 +30,53 @@ pub fn all_finite(isa: Isa, row: &[f32]) -> bool {
     pass::run(isa, AllFinite(row))
 }
 
+/// The highest logit; −∞ if there is none. NaN is skipped.
+pub fn maximum(row: &[f32]) -> f32 {
+    row.iter().fold(f32::NEG_INFINITY, |most, &x| if x > most { x } else { most })
+}
+
+/// Excludes tokens: sets their logits to −∞.
+pub fn exclude(row: &mut [f32]) {
+    row.fill(f32::NEG_INFINITY);
+}
+
+/// Weights of tokens to draw from: `e^((x − highest) / temperature)`.
+///
+/// ```
+/// let weights = qkv_simd::logits::Weights { highest: 2.0, temperature: 0.5 };
+/// assert_eq!(weights.of(2.0), 1.0);
+/// assert_eq!(weights.total(&[2.0, f32::NEG_INFINITY]), 1.0);
+/// assert_eq!(weights.reached(&[2.0, f32::NEG_INFINITY], 0.5), Some(0));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Weights {
+    /// The highest logit.
+    pub highest: f32,
+    /// What differences from it are divided by.
+    pub temperature: f64,
+}
+
+impl Weights {
+    /// The weight of a logit.
+    pub fn of(self, logit: f32) -> f64 {
+        (f64::from(logit - self.highest) / self.temperature).exp()
+    }
+
+    /// The total weight of a row.
+    pub fn total(self, row: &[f32]) -> f64 {
+        row.iter().filter(|x| **x > f32::NEG_INFINITY).map(|&x| self.of(x)).sum()
+    }
+
+    /// The index at which the weights up to there reach `mass`.
+    pub fn reached(self, row: &[f32], mass: f64) -> Option<usize> {
+        let mut left = mass;
+        row.iter().position(|&x| {
+            left -= self.of(x);
+            left <= 0.0
+        })
+    }
+}
+
 /// The `count` highest logits with their indices, best first; among equals the lower index comes first. Logits of −∞
 /// and NaN are never among them.
 ///

@@ -12,6 +12,8 @@ use crate::lanes::Lanes;
 use crate::number::Element;
 use crate::prefetch::{prefetch, prefetch_second};
 use crate::team::Team;
+use half::{bf16, f16};
+use std::any::Any;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -57,6 +59,21 @@ pub struct PackedMatrix<T> {
     start: usize,
 }
 
+/// Packs rows of a type.
+type Packing<T> = fn(&[T], usize) -> PackedMatrix<T>;
+
+/// Packing for each type. These functions are not generic, so they are compiled here and not in the crates that call
+/// [`PackedMatrix::new`], which may be unoptimized.
+macro_rules! packing {
+    ($($name:ident $T:ty),*) => {
+        $(fn $name(elements: &[$T], width: usize) -> PackedMatrix<$T> {
+            PackedMatrix::packed(elements, width)
+        })*
+    };
+}
+
+packing!(packed_f32 f32, packed_f64 f64, packed_bf16 bf16, packed_f16 f16);
+
 impl<T: PartialEq> PartialEq for PackedMatrix<T> {
     fn eq(&self, other: &Self) -> bool {
         [self.rows, self.width] == [other.rows, other.width] && self.panels() == other.panels()
@@ -82,6 +99,17 @@ impl<T: Element> PackedMatrix<T> {
     /// # Panics
     /// If the elements are not whole rows.
     pub fn new(elements: &[T], width: usize) -> Self {
+        let of_types: [&dyn Any; 4] = [
+            &(packed_f32 as Packing<f32>),
+            &(packed_f64 as Packing<f64>),
+            &(packed_bf16 as Packing<bf16>),
+            &(packed_f16 as Packing<f16>),
+        ];
+        let packing = of_types.iter().find_map(|packing| packing.downcast_ref::<Packing<T>>());
+        packing.expect("an element is of one of four types")(elements, width)
+    }
+
+    fn packed(elements: &[T], width: usize) -> Self {
         assert!(width > 0 && elements.len().is_multiple_of(width), "whole rows of {width} elements");
         let rows = elements.len() / width;
         let mut memory = vec![T::default(); rows.div_ceil(LANES) * LANES * width + LINE / size_of::<T>()];
@@ -436,7 +464,6 @@ impl<T: Element<Acc = f32>> Columns<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use half::{bf16, f16};
 
     fn noise<T: Element>(count: usize, salt: usize) -> Vec<T> {
         (0..count).map(|at| T::of_f64(((at + salt) * 2_654_435_761 % 513) as f64 / 256.0 - 1.0)).collect()

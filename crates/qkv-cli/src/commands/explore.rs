@@ -97,8 +97,8 @@ fn models(args: &ExploreArgs) -> Result<Vec<ServedModel>, Failure> {
     }
     let served = |path: &PathBuf| {
         input::check(path)?;
-        let sounds = files(&args.sounds, |path| Sound::open(path))?;
-        let images = files(&args.images, |path| Image::open(path))?;
+        let sounds = files(&args.sounds, |path| Ok(Sound::open(path)?))?;
+        let images = files(&args.images, |path| Ok(Image::open(path)?))?;
         let model = Observer::open(path)?.with_images(images)?.with_sounds(sounds)?;
         if model.lacks_sound() {
             return Err(Failure::new(format!("the model in `{}` needs a recording", path.display()))

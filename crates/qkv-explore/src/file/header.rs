@@ -18,7 +18,7 @@ const PIECE: u64 = 1 << 20;
 
 impl File {
     pub fn open(path: &Path) -> Result<File> {
-        Reader::open(path).map(File)
+        Ok(Reader::open(path).map(File)?)
     }
 
     pub fn metadata(&self, key: &str) -> Option<String> {

@@ -5,7 +5,7 @@ use super::DescribeConfig;
 use crate::batch::{Batch, SpecialTokens};
 use crate::checkpoint::Blank;
 use crate::eyes::{self, Eyes};
-use crate::files::folder::{self, CONFIG, GENERATION_CONFIG, TOKENIZER, read_json, read_json_if_present, write_json};
+use crate::files::folder::{CONFIG, GENERATION_CONFIG, TOKENIZER, read_json, read_json_if_present, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::image::Image;
@@ -105,10 +105,10 @@ fn found(folder: &Path) -> Result<(ModelConfig, DescribeConfig, Weights, Result<
         None => Weights::of_folder(folder)?,
     };
     let built = || {
-        whole.check_size(weights.numbers()).map_err(|e| folder::in_file(&path, e))?;
+        whole.check_size(weights.numbers()).map_err(|e| e.in_file(&path))?;
         let mut parameters = Parameters::new();
-        let network = DescribeNetwork::new(&mut Builder::blank(&mut parameters), &whole)
-            .map_err(|e| folder::in_file(&path, e))?;
+        let network =
+            DescribeNetwork::new(&mut Builder::blank(&mut parameters), &whole).map_err(|e| e.in_file(&path))?;
         let layout = foreign.map_or_else(|| Layout::own(&parameters), |foreign| foreign.layout(&config));
         Ok((network, parameters, layout))
     };
@@ -148,7 +148,7 @@ impl Describer {
         }
         let path = folder.join(GENERATION_CONFIG);
         let search = read_json_if_present(&path)?.unwrap_or_default();
-        Search::check(&search).map_err(|e| folder::in_file(&path, e))?;
+        Search::check(&search).map_err(|e| e.in_file(&path))?;
         layout.fill(&mut parameters, &weights)?;
         if let Some(foreign) = foreign {
             foreign.finish(&mut parameters, &config);
@@ -194,7 +194,7 @@ impl Describer {
     pub fn save(&self, folder: impl AsRef<Path>, storage: Storage) -> Result<()> {
         let (folder, config) = (folder.as_ref(), self.network.decoder.config());
         own_folder::write(folder, config, &self.parameters, Some(&self.tokenizer), storage)?;
-        write_json(&folder.join(GENERATION_CONFIG), &self.search)
+        Ok(write_json(&folder.join(GENERATION_CONFIG), &self.search)?)
     }
 
     /// The tokens of a text, at most as many as the model can generate.

@@ -5,7 +5,7 @@ use super::packed::Packed;
 use super::{Bert, EncoderConfig, Head};
 use crate::adapters;
 use crate::checkpoint::{Blank, write_tokenizer};
-use crate::files::folder::{self, CONFIG, TOKENIZER, WEIGHTS, read_json, read_json_if_present, write_json};
+use crate::files::folder::{CONFIG, TOKENIZER, WEIGHTS, read_json, read_json_if_present, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::layout::{self, Inspected, Layout, bert};
@@ -77,7 +77,7 @@ fn found(folder: &Path) -> Result<(EncoderConfig, Weights, Result<Blank<Bert>>)>
             return Err(Error::format(&path, "settings", what));
         }
         let mut parameters = Parameters::new();
-        let model = Bert::new(&mut Builder::blank(&mut parameters), &config).map_err(|e| folder::in_file(&path, e))?;
+        let model = Bert::new(&mut Builder::blank(&mut parameters), &config).map_err(|e| e.in_file(&path))?;
         let (layout, _) = written(&config, &parameters);
         Ok((model, parameters, layout))
     };
@@ -125,7 +125,7 @@ impl Encoder {
         config.pooler |= config.head == Head::Classes && bert::fits(&EncoderConfig { pooler: true, ..config.clone() });
         let tokenizer = Tokenizer::open(folder.join(TOKENIZER))?;
         let mut parameters = Parameters::new();
-        let model = Bert::new(&mut Builder::blank(&mut parameters), &config).map_err(|e| folder::in_file(&path, e))?;
+        let model = Bert::new(&mut Builder::blank(&mut parameters), &config).map_err(|e| e.in_file(&path))?;
         let (layout, _) = written(&config, &parameters);
         let found = layout.fill_from(&mut parameters, &weights, |name| name.starts_with("head."), 0)?;
         let whole = adapters::read(adapter, &mut parameters, &layout)?;
@@ -151,7 +151,7 @@ impl Encoder {
     /// Writes configuration and tokenizer, without the tensors.
     pub(crate) fn save_settings(&self, folder: &Path) -> Result<()> {
         write_tokenizer(&self.tokenizer, None, folder)?;
-        write_json(&folder.join(CONFIG), &written(&self.config, &self.parameters).1)
+        Ok(write_json(&folder.join(CONFIG), &written(&self.config, &self.parameters).1)?)
     }
 
     fn open_at(folder: &Path) -> Result<Self> {
@@ -213,7 +213,7 @@ impl Encoder {
         if self.config.head == Head::None {
             write_pooling(self.pooling, self.config.d_model, folder)?;
         }
-        write_json(&folder.join(CONFIG), &json)
+        Ok(write_json(&folder.join(CONFIG), &json)?)
     }
 
     /// Tokens of one or two texts with special tokens, truncated to `longest` and to what the model accepts, and the

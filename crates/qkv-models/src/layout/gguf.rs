@@ -64,7 +64,7 @@ impl<'a> Settings<'a> {
     }
 
     fn whole(&self, name: &str) -> Result<usize> {
-        self.file.whole(&self.name(name))
+        Ok(self.file.whole(&self.name(name))?)
     }
 
     fn whole_or(&self, name: &str, other: usize) -> Result<usize> {
@@ -72,7 +72,7 @@ impl<'a> Settings<'a> {
     }
 
     fn number_or(&self, name: &str, other: f64) -> Result<f64> {
-        if self.has(name) { self.file.number(&self.name(name)) } else { Ok(other) }
+        if self.has(name) { Ok(self.file.number(&self.name(name))?) } else { Ok(other) }
     }
 
     /// A whole number above 0.
@@ -177,10 +177,11 @@ pub(crate) fn decoder(file: &Gguf) -> Result<(ModelConfig, Layout)> {
     let sizes = settings.sizes()?;
     let vocab_size = file.texts("tokenizer.ggml.tokens")?.len();
     let token = |name: &str, other: u32| match file.values().contains_key(name) {
-        true => file.whole(name).and_then(|id| {
+        true => {
+            let id = file.whole(name)?;
             let wrong = |_| Error::format(file.path(), format!("value `{name}`"), format!("{id}"));
             u32::try_from(id).map_err(wrong)
-        }),
+        }
         false => Ok(other),
     };
     let eos = token("tokenizer.ggml.eos_token_id", 0)?;

@@ -98,7 +98,7 @@ pub(crate) fn tokenizer(folder: &Path) -> Result<Tokenizer> {
             "vocab": tokens, "merges": [],
         },
     });
-    Tokenizer::from_bytes(ours.to_string().as_bytes(), &path)
+    Ok(Tokenizer::from_bytes(ours.to_string().as_bytes(), &path)?)
 }
 
 /// The weights of a folder; anything else in the checkpoint, such as the optimizer's state, is not read.

@@ -16,6 +16,7 @@ use crate::image::Fit;
 use crate::resnet_stem::norm_after;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Architecture, Error, ImageEncoderConfig, ModelConfig, Result};
+use qkv_formats::numbers;
 use qkv_nn::Parameters;
 use qkv_nn::layers::{FeedKind, Norm, PositionKind};
 use serde_json::{Value, json};
@@ -108,7 +109,7 @@ pub(crate) fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     if json.get("decoder").is_none_or(Value::is_null) {
         json["decoder"] = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true });
     }
-    Tokenizer::from_bytes(json.to_string().as_bytes(), &path)
+    Ok(Tokenizer::from_bytes(json.to_string().as_bytes(), &path)?)
 }
 
 /// The weights of a folder.
@@ -210,10 +211,7 @@ pub(crate) fn finish(parameters: &mut Parameters<f32>, config: &DescribeConfig) 
         let values = parameters.get_mut(weight);
         let each = values.len() / outputs.max(1);
         for channel in values.chunks_exact_mut(each.max(1)) {
-            let mean = channel.iter().map(|&x| f64::from(x)).sum::<f64>() / each as f64;
-            let variance = channel.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / each as f64;
-            let scale = 1.0 / (variance.sqrt() + WEIGHT_EPSILON);
-            channel.iter_mut().for_each(|x| *x = ((f64::from(*x) - mean) * scale) as f32);
+            numbers::standardize(channel, WEIGHT_EPSILON);
         }
     }
 }

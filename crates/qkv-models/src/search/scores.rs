@@ -37,7 +37,7 @@ const FIRST_SORTED: usize = 64;
 fn likeliest(scores: &[f32], sampling: &Sampling) -> (Vec<(u32, f32)>, f64) {
     let isa = Isa::best();
     let mass = |kept: &[(u32, f32)]| -> f64 {
-        kept.first().map_or(0.0, |&(_, highest)| kept.iter().map(|&(_, x)| sampling.weight(x - highest)).sum())
+        kept.first().map_or(0.0, |&(_, highest)| kept.iter().map(|&(_, x)| sampling.weights(highest).of(x)).sum())
     };
     if sampling.top_k > 0 {
         let kept = top(isa, scores, sampling.top_k.min(scores.len()));
@@ -45,7 +45,7 @@ fn likeliest(scores: &[f32], sampling: &Sampling) -> (Vec<(u32, f32)>, f64) {
         return (kept, total);
     }
     let highest = top(isa, scores, 1).first().map_or(0.0, |&(_, highest)| highest);
-    let total = scores.iter().filter(|x| **x > f32::NEG_INFINITY).map(|&x| sampling.weight(x - highest)).sum();
+    let total = sampling.weights(highest).total(scores);
     let mut count = FIRST_SORTED;
     loop {
         let kept = top(isa, scores, count);
@@ -65,7 +65,7 @@ pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Opti
     }
     let (mut kept, total) = likeliest(scores, sampling);
     let highest = kept.first()?.1;
-    let weight = |score: f32| sampling.weight(score - highest);
+    let weight = |score: f32| sampling.weights(highest).of(score);
     let mut mass = 0.0;
     let enough = kept.iter().position(|&(_, score)| {
         mass += weight(score);
@@ -87,12 +87,8 @@ pub(crate) fn draw(scores: &[f32], sampling: &Sampling, place: [u32; 3]) -> Opti
 /// Draws from the whole vocabulary in its order, without sorting.
 fn draw_from_all(scores: &[f32], sampling: &Sampling, share: f64) -> Option<u32> {
     let highest = top(Isa::best(), scores, 1).first()?.1;
-    let weight = |score: f32| sampling.weight(score - highest);
-    let mut left = share * scores.iter().map(|&score| weight(score)).sum::<f64>();
-    let reached = scores.iter().position(|&score| {
-        left -= weight(score);
-        left <= 0.0
-    });
+    let weights = sampling.weights(highest);
+    let reached = weights.reached(scores, share * weights.total(scores));
     // If rounding leads past the end: the last one that can be drawn.
     Some(reached.or_else(|| scores.iter().rposition(|&score| score > f32::NEG_INFINITY))? as u32)
 }

@@ -2,6 +2,7 @@
 //! gradients; if the optimizer's state is sharded, the owner keeps it and updates the weights; and if checkpoints are
 //! sharded, the owner writes them.
 
+use qkv_formats::numbers;
 use qkv_nn::{Gradients, Param, Parameters};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -31,8 +32,12 @@ impl Bucket {
 
     /// Adds a left operand to gathered elements.
     pub fn add(&self, sum: &mut [f32], left: &Gradients<f32>) {
-        let left = self.pieces.iter().flat_map(|(param, range)| &left.get(*param)[range.clone()]);
-        sum.iter_mut().zip(left).for_each(|(sum, &left)| *sum += left);
+        let mut rest = sum;
+        for (param, range) in &self.pieces {
+            let (sum, others) = rest.split_at_mut(range.len());
+            numbers::add(sum, &left.get(*param)[range.clone()]);
+            rest = others;
+        }
     }
 
     /// Scatters gathered elements through `write(parameter, range, elements)`.

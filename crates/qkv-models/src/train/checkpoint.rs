@@ -11,6 +11,7 @@ use crate::files::folder::{TOKENIZER, parse_json};
 use crate::files::tensors::{NamedTensor, NewFile, Storage, TensorFile};
 use crate::files::{atomic, input};
 use crate::{Error, Result};
+use qkv_formats::Error as FileError;
 use qkv_nn::{Moments, Parameters};
 use qkv_simd::blocks::BlockType;
 use serde::{Deserialize, Serialize};
@@ -182,11 +183,11 @@ impl SavedCheckpoint {
             if let Ok(tokenizer) = input::read(&run.join(TOKENIZER), input::TOKENIZER_MAX) {
                 sums += &format!("{}  {TOKENIZER_FROM_CHECKPOINT}\n", sha256(&tokenizer));
             }
-            atomic::write(folder.join(CHECKSUMS), sums.as_bytes())
+            Ok::<_, Error>(atomic::write(folder.join(CHECKSUMS), sums.as_bytes())?)
         })?;
         let mut found = all(run);
         found.truncate(found.len().saturating_sub(keep));
-        found.iter().try_for_each(|old| atomic::remove_folder(&old.folder))
+        Ok(found.iter().try_for_each(|old| atomic::remove_folder(&old.folder))?)
     }
 
     /// Reads the checkpoint.
@@ -198,7 +199,7 @@ impl SavedCheckpoint {
         let open = |name: &str| {
             let path = self.folder.join(name);
             let bytes = files.bytes.get(name).cloned().unwrap_or_default();
-            TensorFile::from_bytes(bytes, path)
+            Ok(TensorFile::from_bytes(bytes, path)?)
         };
         let trained = |suffixes: &[&str]| tensors(state.weights, suffixes);
         let file = |name: &str, suffixes: &[&str]| match files.progress.parts {
@@ -206,7 +207,7 @@ impl SavedCheckpoint {
             parts => {
                 let opened =
                     (0..parts).map(|part| open(&parts::name(name, part, parts))).collect::<Result<Vec<_>>>()?;
-                TensorFile::from_bytes(parts::assemble(&trained(suffixes), &opened)?, self.folder.join(name))
+                Ok(TensorFile::from_bytes(parts::assemble(&trained(suffixes), &opened)?, self.folder.join(name))?)
             }
         };
         if files.progress.frozen.as_deref() != state.frozen {
@@ -231,7 +232,7 @@ impl SavedCheckpoint {
     /// Removes the checkpoints after this one, so that a run that goes back does not find them again.
     pub fn remove_newer(&self, run: &Path) -> Result<()> {
         let newer = all(run).into_iter().filter(|other| other.step > self.step);
-        newer.into_iter().try_for_each(|other| atomic::remove_folder(&other.folder))
+        Ok(newer.into_iter().try_for_each(|other| atomic::remove_folder(&other.folder))?)
     }
 
     /// Reads every file and compares its checksum.
@@ -298,11 +299,15 @@ impl SavedCheckpoint {
     fn with_whole_checkpoint(&self, run: &Path, error: Error) -> Error {
         let others = all(run).into_iter().rev().filter(|other| other != self);
         let whole = || others.into_iter().find(|other| other.verified(run).is_ok()).map(|other| other.step);
+        let Error::Formats(error) = error else { return error };
         match error {
-            Error::Damaged { path, what, .. } => Error::Damaged { path, what, whole: whole() },
-            Error::File { path, source, .. } => Error::Damaged { path, what: source.to_string(), whole: whole() },
+            FileError::Damaged { path, what, .. } => FileError::Damaged { path, what, whole: whole() },
+            FileError::File { path, source, .. } => {
+                FileError::Damaged { path, what: source.to_string(), whole: whole() }
+            }
             error => error,
         }
+        .into()
     }
 }
 

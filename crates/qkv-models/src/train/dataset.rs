@@ -538,8 +538,8 @@ fn found<S: AsRef<str>, I: IntoIterator<Item = S>>(
 ) -> Result<Tokenizer> {
     match (given, &recipe.tokenizer) {
         (Some(tokenizer), _) => Ok(tokenizer),
-        (None, TokenizerSource::File { file }) => Tokenizer::open(file),
+        (None, TokenizerSource::File { file }) => Ok(Tokenizer::open(file)?),
         (None, TokenizerSource::Extended { .. }) => Err(Error::invalid("there is no tokenizer to extend")),
-        (None, TokenizerSource::Train(kind)) => Tokenizer::train(texts(), *kind),
+        (None, TokenizerSource::Train(kind)) => Ok(Tokenizer::train(texts(), *kind)?),
     }
 }

@@ -144,7 +144,7 @@ impl GradientSum {
         let nodes = step.subtrees.nodes();
         let (roots, merged) = nodes.split_at(nodes.len() - step.subtrees.merges(leaf));
         merged.iter().rev().for_each(|(_, left)| bucket.add(&mut sum, left));
-        let mut all: Vec<f32> = roots.iter().flat_map(|(_, root)| bucket.read(|param| root.get(param))).collect();
+        let mut all = roots.iter().map(|(_, root)| bucket.read(|param| root.get(param))).collect::<Vec<_>>().concat();
         all.append(&mut sum);
         if bucket.owner == self.ranks.rank() {
             step.own.insert(at, all);
@@ -180,7 +180,7 @@ impl GradientSum {
                 let nodes = tree::roots(self.leaves, tree::share(self.leaves, size, from));
                 for (node, root) in nodes.into_iter().zip(roots.chunks_exact(bucket.len)) {
                     whole.push(node, root.to_vec(), |mut left, right| {
-                        left.iter_mut().zip(&right).for_each(|(left, &right)| *left += right);
+                        qkv_formats::numbers::add(&mut left, &right);
                         left
                     });
                 }

@@ -5,7 +5,7 @@ use super::trained_model::TrainedModel;
 use crate::layout::Layout;
 use crate::recipe::{Lora, Training};
 use crate::{Error, Provenance, Recipe, Result};
-use half::bf16;
+use qkv_formats::numbers;
 use qkv_nn::{HalfMatrix, Param, Parameters};
 use qkv_simd::panels::PackedMatrix;
 use qkv_simd::quantized::QuantizedMatrix;
@@ -204,7 +204,7 @@ fn adapt(lora: &Lora, parameters: &mut Parameters<f32>, names: &Names, seed: u64
         match lora.bits {
             Some(bits @ (4 | 8)) if !parameters.has_quantized(param) => quantize(parameters, param, bits)?,
             Some(16) if !parameters.has_stored(param) => {
-                let values = parameters.get(param).iter().map(|&x| bf16::from_f32(x)).collect::<Vec<bf16>>();
+                let values = numbers::to_bf16(parameters.get(param));
                 let packed = PackedMatrix::new(&values, parameters.shape(param)[1]);
                 parameters.set_half(param, HalfMatrix::Bf16(packed));
             }

@@ -3,7 +3,7 @@
 use super::{VitConfig, VitNetwork};
 use crate::checkpoint::Blank;
 use crate::conv_stem::Stem;
-use crate::files::folder::{self, CONFIG, PREPROCESSOR_CONFIG, WEIGHTS, read_json, read_json_if_present, write_json};
+use crate::files::folder::{CONFIG, PREPROCESSOR_CONFIG, WEIGHTS, read_json, read_json_if_present, write_json};
 use crate::files::tensors::Storage;
 use crate::files::weights::Weights;
 use crate::image::Image;
@@ -57,8 +57,7 @@ fn found(folder: &Path) -> Result<(VitConfig, Weights, Result<Blank<VitNetwork>>
             return Err(Error::format(&path, "settings", what));
         }
         let mut parameters = Parameters::new();
-        let model =
-            VitNetwork::new(&mut Builder::blank(&mut parameters), &config).map_err(|e| folder::in_file(&path, e))?;
+        let model = VitNetwork::new(&mut Builder::blank(&mut parameters), &config).map_err(|e| e.in_file(&path))?;
         let layout = vit::layout(&config);
         Ok((model, parameters, layout))
     };
@@ -145,7 +144,7 @@ impl Vit {
     /// # Errors
     /// If the model's image size is too large.
     pub fn prepared(&self, image: &Image) -> Result<Image> {
-        image.resized_in(self.config.channels, self.config.image_size, self.config.image_size)
+        Ok(image.resized_in(self.config.channels, self.config.image_size, self.config.image_size)?)
     }
 
     /// [Prepared](Vit::prepared) images as the model's input: patches `[B, P, patch]`, with values channel by channel,
@@ -161,22 +160,9 @@ impl Vit {
             .collect();
         let each = image_size * image_size * channels;
         let mut data = vec![0.0; images.len() * each];
-        data.par_chunks_exact_mut(each.max(1)).zip(images).for_each(|(to, image)| {
-            let points = image.points();
-            if self.config.stem == Stem::Conv {
-                return to.iter_mut().zip(points).enumerate().for_each(|(at, (to, &x))| {
-                    *to = levels[at % channels][usize::from(x)];
-                });
-            }
-            for (patch, to) in to.chunks_exact_mut(self.config.patch()).enumerate() {
-                let (top, left) = (patch / grid * patch_size, patch % grid * patch_size);
-                for (at, to) in to.iter_mut().enumerate() {
-                    let (channel, y, x) =
-                        (at / (patch_size * patch_size), at / patch_size % patch_size, at % patch_size);
-                    let point = ((top + y) * image_size + left + x) * channels + channel;
-                    *to = levels[channel][usize::from(points[point])];
-                }
-            }
+        data.par_chunks_exact_mut(each.max(1)).zip(images).for_each(|(to, image)| match self.config.stem {
+            Stem::Conv => image.write_levels(to, &levels),
+            Stem::Patches | Stem::ResNet => image.write_patches(to, patch_size, &levels),
         });
         match self.config.stem {
             Stem::Patches => Tensor::new(data, &[images.len(), grid * grid, self.config.patch()]),

@@ -11,6 +11,7 @@ use crate::files::weights::Weights;
 use crate::layout::config::Fields;
 use crate::text::tokenizer::Tokenizer;
 use crate::{Error, Result};
+use qkv_formats::numbers::transposed;
 use qkv_nn::Parameters;
 use qkv_nn::layers::Builder;
 use serde_json::{Value, json};
@@ -209,8 +210,7 @@ fn build(
         return Err(wrong(format!("{numbers} numbers are too few for {sizes:?}")));
     }
     let mut parameters = Parameters::new();
-    let model =
-        Whisper::new(&mut Builder::blank(&mut parameters), &sizes).map_err(|error| folder::in_file(path, error))?;
+    let model = Whisper::new(&mut Builder::blank(&mut parameters), &sizes).map_err(|error| error.in_file(path))?;
     let all: Vec<_> = parameters.all().collect();
     for param in all {
         let name = parameters.name(param).to_owned();
@@ -264,14 +264,9 @@ impl Tensors {
                 file.read(&theirs)?
             }
         };
-        Ok(Some(if is_conv { taps_first(&values, file_shape[1], 3) } else { values }))
+        // Convolutions `[O, I, K]` become `[O, K, I]`.
+        Ok(Some(if is_conv { transposed(&values, file_shape[1], 3) } else { values }))
     }
-}
-
-/// `[O, I, K]` as `[O, K, I]`.
-fn taps_first(values: &[f32], inputs: usize, kernel: usize) -> Vec<f32> {
-    let rows = values.chunks_exact(inputs * kernel);
-    rows.flat_map(|row| (0..kernel).flat_map(move |k| (0..inputs).map(move |i| row[i * kernel + k]))).collect()
 }
 
 /// The CTranslate2 tensor that contains a parameter, and its rows there if several are stacked.
@@ -379,6 +374,6 @@ mod tests {
         }
         assert_eq!(ctranslate2_name("encoder.layers.0.self_attn.k_proj.bias", 8).1, Some(8..16));
         assert_eq!(ggml_name("encoder.layers.0.self_attn.k_proj.bias"), None);
-        assert_eq!(taps_first(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2, 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        assert_eq!(transposed(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2, 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
     }
 }

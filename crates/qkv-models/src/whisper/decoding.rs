@@ -5,7 +5,7 @@ use super::rules::Rules;
 use super::{Encoded, Whisper, WhisperState};
 use crate::{Result, finite};
 use qkv_nn::{Parameters, Tape, Tensor, Var};
-use qkv_simd::logits::{log_sum_exp, top};
+use qkv_simd::logits::{Weights, log_sum_exp, maximum, top};
 use qkv_simd::{Isa, philox};
 
 /// How a window is decoded.
@@ -69,18 +69,10 @@ fn probability(logits: &[f32], id: u32) -> f64 {
 
 /// A token drawn at a temperature; `place` selects the random number.
 fn sample(logits: &[f32], temperature: f64, seed: u64, place: [u32; 2]) -> Option<u32> {
-    let most = logits.iter().fold(f32::NEG_INFINITY, |most, &x| if x > most { x } else { most });
-    let weight = |&x: &f32| (f64::from(x - most) / temperature).exp();
-    let total: f64 = logits.iter().map(weight).sum();
+    let weights = Weights { highest: maximum(logits), temperature };
     let [word, ..] = philox::block([place[0], place[1], 0, 0x7370_6565], seed);
-    let mut left = (f64::from(word) + 0.5) / 4_294_967_296.0 * total;
-    logits
-        .iter()
-        .position(|x| {
-            left -= weight(x);
-            left <= 0.0
-        })
-        .map(|token| token as u32)
+    let mass = (f64::from(word) + 0.5) / 4_294_967_296.0 * weights.total(logits);
+    weights.reached(logits, mass).map(|token| token as u32)
 }
 
 /// Language detection: probabilities at the start of a window, normalized over the tokens in `among`, highest first.

@@ -47,7 +47,7 @@ pub(super) fn save(
         "processor_class": "WhisperProcessor", "return_attention_mask": false,
     });
     folder::write_json(&to.join(PREPROCESSOR_CONFIG), &preprocessor)?;
-    atomic::write(to.join(TOKENIZER), tokenizer_json(config, vocabulary).to_string().as_bytes())
+    Ok(atomic::write(to.join(TOKENIZER), tokenizer_json(config, vocabulary).to_string().as_bytes())?)
 }
 
 /// `[O, K, I]` as `[O, I, K]`.

@@ -3,7 +3,7 @@
 
 use super::vocabulary::Vocabulary;
 use qkv_simd::Isa;
-use qkv_simd::logits::log_sum_exp;
+use qkv_simd::logits::{exclude, log_sum_exp, maximum};
 
 /// The rules of one model.
 #[derive(Clone, Debug)]
@@ -38,10 +38,9 @@ impl Rules {
 
     /// Applies the rules to the logits of the token that follows `tokens`.
     pub fn apply(&self, logits: &mut [f32], tokens: &[u32]) {
-        const NEVER: f32 = f32::NEG_INFINITY;
         let mut suppress = |id: u32| {
             if let Some(logit) = logits.get_mut(id as usize) {
-                *logit = NEVER;
+                *logit = f32::NEG_INFINITY;
             }
         };
         self.suppressed.iter().for_each(|&id| suppress(id));
@@ -52,43 +51,43 @@ impl Rules {
             return;
         }
         let times = self.times;
-        logits[self.no_timestamps] = NEVER;
+        logits[self.no_timestamps] = f32::NEG_INFINITY;
         let is_time = |token: u32| token as usize >= times;
         match tokens {
             [] => {
                 // A window starts with a time, and not a late one.
-                logits[..times].fill(NEVER);
+                exclude(&mut logits[..times]);
                 let latest = (times + self.latest_start + 1).min(logits.len());
-                logits[latest..].fill(NEVER);
+                exclude(&mut logits[latest..]);
                 return;
             }
             [only] if is_time(*only) => {
-                logits[times..].fill(NEVER);
+                exclude(&mut logits[times..]);
                 return;
             }
             [.., before, last] if is_time(*last) && is_time(*before) => {
-                logits[times..].fill(NEVER);
+                exclude(&mut logits[times..]);
                 return;
             }
             [.., last] if is_time(*last) => {
                 // The end of a segment: the start of the next one follows, or the end of everything.
-                logits[..self.end].fill(NEVER);
+                exclude(&mut logits[..self.end]);
                 let until = (*last as usize).min(logits.len());
-                logits[times..until].fill(NEVER);
+                exclude(&mut logits[times..until]);
             }
             _ => {
                 // Times go forward.
                 if let Some(&last) = tokens.iter().rev().find(|&&token| is_time(token)) {
                     let until = (last as usize + 1).min(logits.len());
-                    logits[times..until].fill(NEVER);
+                    exclude(&mut logits[times..until]);
                 }
             }
         }
         // If all times together are more probable than any single text token, the token is a time.
         let together = log_sum_exp(Isa::best(), &logits[times..]);
-        let text = logits[..times].iter().fold(NEVER, |most, &x| if x > most { x } else { most });
+        let text = maximum(&logits[..times]);
         if together > text {
-            logits[..times].fill(NEVER);
+            exclude(&mut logits[..times]);
         }
     }
 }

@@ -1,16 +1,13 @@
 //! All integration tests of the crate in one binary: models and kernels are linked once.
 
 mod archive;
-mod audio;
 mod batch_invariant;
-mod bitmaps;
 mod blocks;
 mod checkpoints;
 mod devices;
 mod gemma;
 mod gguf;
 mod han;
-mod images;
 mod metrics;
 mod models;
 mod pictures;
@@ -18,8 +15,6 @@ mod ranks;
 mod resnet;
 mod side_by_side;
 mod speech;
-mod tensors;
-mod tokenizer;
 mod torch;
 mod training;
 mod vit;

@@ -9,6 +9,15 @@ use qkv_nn::Machine;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+/// Writes a gray PNG.
+fn write_grey(path: &Path, width: usize, height: usize, points: Vec<u8>) {
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, width as u32, height as u32);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.write_header().unwrap().write_image_data(&points).unwrap();
+    std::fs::write(path, bytes).unwrap();
+}
+
 /// A run on a few small pictures, which are learned by heart.
 fn recipe(task: &str, model: &str, steps: usize) -> Recipe {
     let text = format!(
@@ -149,7 +158,7 @@ fn formulas_of_several_sizes_are_learned_with_a_resnet() {
     let mut lines = String::new();
     let line = |width: usize, name: &str| {
         let points = (0..width * 20).map(|at| if (at % width).is_multiple_of(5) { 0 } else { 255 }).collect();
-        super::images::write_grey(&folder.path().join(name), width, 20, points);
+        write_grey(&folder.path().join(name), width, 20, points);
     };
     for (name, width, text) in [("a.png", 20, "short"), ("b.png", 50, "a longer one"), ("c.png", 60, "the longest")] {
         line(width, name);

@@ -7,6 +7,7 @@
 mod activation;
 mod cross_entropy;
 mod dropout;
+mod elementwise;
 mod gated;
 mod group_norm;
 mod gru;
@@ -19,6 +20,9 @@ pub use activation::Activation;
 pub(crate) use activation::{Activate, ActivationGradient};
 pub(crate) use cross_entropy::{CrossEntropyRow, RowLoss};
 pub(crate) use dropout::ApplyDropout;
+pub(crate) use elementwise::{
+    AddAt, AddLowRank, AddScaled, Fill, MaxPlaces, Relu, ReluGradient, Scale, Scaled, SquareSum,
+};
 pub use gated::Gate;
 pub(crate) use gated::{Gated, GatedGradient};
 pub(crate) use group_norm::{GroupNorm, GroupNormGradient};
@@ -91,9 +95,13 @@ loops![
     ActivationGradient,
     AdamWUpdate,
     AddAssign,
+    AddAt,
     AddColumns,
+    AddLowRank,
+    AddScaled,
     ApplyDropout,
     CrossEntropyRow,
+    Fill,
     GroupNorm,
     GroupNormGradient,
     GruCell,
@@ -101,10 +109,16 @@ loops![
     LayerNorm,
     LayerNormGradient,
     MaxAssign,
+    MaxPlaces,
     MovingAverage,
+    Relu,
+    ReluGradient,
     RmsNorm,
     RmsNormGradient,
     Rotate,
+    Scale,
+    Scaled,
+    SquareSum,
     Gated,
     GatedGradient,
 ];

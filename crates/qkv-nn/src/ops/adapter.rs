@@ -3,6 +3,7 @@
 use crate::adapter::Adapter;
 use crate::dropout_mask::{DropoutMask, apply_dropout};
 use crate::float::Float;
+use crate::loops::Scale;
 use crate::parameters::Param;
 use crate::tape::{BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
@@ -38,7 +39,7 @@ impl<T: Float> Tape<'_, T> {
         let a = Operand::rows(self.parameters.get(adapter.a), rank, width).transposed();
         self.machine.product(inner.data_mut(), Operand::rows(input.data(), rows, width), a, false);
         let scale = T::of_f64(adapter.scale);
-        inner.data_mut().iter_mut().for_each(|x| *x *= scale);
+        self.machine.run(Scale(inner.data_mut(), scale));
         let b = Operand::rows(self.parameters.get(adapter.b), out, rank).transposed();
         self.machine.product(y.data_mut(), Operand::rows(inner.data(), rows, rank), b, true);
         AdapterCall { adapter, inner, dropout }
@@ -73,7 +74,7 @@ impl<T: Float> AdapterCall<T> {
         let b = Operand::rows(context.parameters.get(self.adapter.b), out, rank);
         machine.product(d_inner.data_mut(), upstream, b, false); // (R, r)
         let scale = T::of_f64(self.adapter.scale);
-        d_inner.data_mut().iter_mut().for_each(|x| *x *= scale);
+        machine.run(Scale(d_inner.data_mut(), scale));
         let d_inner = Operand::rows(d_inner.data(), rows, rank);
         if let Some(sum) = context.gradients.sum(self.adapter.a) {
             let input = dropped(machine, input, self.dropout);

@@ -1,6 +1,7 @@
 //! Scaled embedding lookup, with position embeddings added.
 
 use crate::float::Float;
+use crate::loops::{AddScaled, Scaled};
 use crate::machine::Machine;
 use crate::parameters::Param;
 use crate::stored_matrix::DeviceMatrix;
@@ -85,13 +86,8 @@ impl<T: Float> Tape<'_, T> {
         self.machine.each(parts, |part, (rows, ids): (&mut [T], &[u32])| {
             for (r, (row, &id)) in rows.chunks_exact_mut(width).zip(ids).enumerate() {
                 let entry = &data[id as usize * width..][..width];
-                match at {
-                    Some(at) => {
-                        let at = &at[(start + (part * each + r) % length) * width..][..width];
-                        row.iter_mut().zip(entry).zip(at).for_each(|((y, &x), &p)| *y = x * scale + p);
-                    }
-                    None => row.iter_mut().zip(entry).for_each(|(y, &x)| *y = x * scale),
-                }
+                let more = at.map(|at| &at[(start + (part * each + r) % length) * width..][..width]);
+                self.machine.run(Scaled { y: row, x: entry, scale, more });
             }
         });
         let depends = self.depends(&[], &[Some(table), learned.map(|(param, ..)| param)]);
@@ -149,8 +145,7 @@ fn scatter<T: Float>(
     }
     machine.each(parts, |part, mut sums: Vec<&mut [T]>| {
         for (r, row) in rows.chunks_exact(width).enumerate() {
-            let sum = &mut *sums[at(r)];
-            sum.iter_mut().zip(&row[part * columns..]).for_each(|(sum, &g)| *sum += g * scale);
+            machine.run(AddScaled { sum: sums[at(r)], x: &row[part * columns..], scale });
         }
     });
 }

@@ -1,6 +1,7 @@
 //! Gathers rows of several tensors: sentences into their documents, a class token in front of patches.
 
 use crate::float::Float;
+use crate::loops::{AddAssign, Fill};
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::Kind;
@@ -26,11 +27,12 @@ impl<T: Float> Backward<T> for GatherBackward {
             }
             return;
         }
+        let machine = context.machine;
         for (part, (slot, shape)) in self.parts.iter().enumerate() {
             let Some(sum) = context.sum(*slot, shape) else { continue };
             let rows = self.places.iter().zip(upstream.data().chunks_exact(width));
             for (row, g) in rows.filter_map(|(place, g)| Some((place.filter(|at| at.0 == part)?.1, g))) {
-                sum[row * width..][..width].iter_mut().zip(g).for_each(|(sum, &g)| *sum += g);
+                machine.run(AddAssign(&mut sum[row * width..][..width], g));
             }
         }
     }
@@ -77,7 +79,7 @@ impl<T: Float> Tape<'_, T> {
         for (to, place) in y.data_mut().chunks_exact_mut(width.max(1)).zip(&places) {
             match place {
                 Some((part, row)) => to.copy_from_slice(&parts[*part].value.data()[row * width..][..width]),
-                None => to.fill(T::ZERO),
+                None => self.machine.run(Fill(to, T::ZERO)),
             }
         }
         let slots: Vec<Option<usize>> = parts.iter().map(|part| part.slot).collect();

@@ -10,7 +10,7 @@
 //! keeps its state and outputs zeros.
 
 use crate::float::Float;
-use crate::loops::{GruCell, GruCellGradient};
+use crate::loops::{AddAssign, Fill, GruCell, GruCellGradient};
 use crate::machine::{Machine, summed_rows};
 use crate::parameters::Param;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
@@ -71,7 +71,7 @@ impl<T: Float> Tape<'_, T> {
                 let out = &mut y.data_mut()[(b * steps + at) * width..][..width];
                 if lengths.is_some_and(|lengths| at >= lengths[b]) {
                     after.copy_from_slice(before);
-                    out.fill(T::ZERO);
+                    self.machine.run(Fill(out, T::ZERO));
                     continue;
                 }
                 let x = &x.value.data()[(b * steps + at) * wide..][..wide];
@@ -194,13 +194,13 @@ impl<T: Float> Backward<T> for GruBackward<T> {
                 let d_x = &mut d_x.data_mut()[(b * steps + at) * wide..][..wide];
                 let d_recurrent = &mut d_recurrent[b * wide..][..wide];
                 if self.lengths.as_ref().is_some_and(|lengths| at >= lengths[b]) {
-                    d_x.fill(T::ZERO);
-                    d_recurrent.fill(T::ZERO);
+                    machine.run(Fill(d_x, T::ZERO));
+                    machine.run(Fill(d_recurrent, T::ZERO));
                     continue; // the state passed through unchanged
                 }
                 let d_after = &mut d_after.data_mut()[b * width..][..width];
                 let above = &upstream.data()[(b * steps + at) * width..][..width];
-                d_after.iter_mut().zip(above).for_each(|(sum, &g)| *sum += g);
+                machine.run(AddAssign(d_after, above));
                 machine.run(GruCellGradient {
                     d_after,
                     before: &before[b * width..][..width],

@@ -1,6 +1,7 @@
 //! Mean pooling of a sequence, excluding padding.
 
 use crate::float::Float;
+use crate::loops::{AddAssign, Scale, Scaled};
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, Kind, Operations};
@@ -25,7 +26,7 @@ impl<T: Float> Backward<T> for MeanBackward {
         for ((sequence, g), &count) in sequences.zip(upstream.data().chunks_exact(width)).zip(&self.lengths) {
             let share = T::ONE / T::of_f64(count.max(1) as f64);
             for row in sequence.chunks_exact_mut(width).take(count) {
-                row.iter_mut().zip(g).for_each(|(d_x, &g)| *d_x = g * share);
+                context.machine.run(Scaled { y: row, x: g, scale: share, more: None });
             }
         }
         context.add(self.x, d_x);
@@ -53,10 +54,10 @@ impl<T: Float> Tape<'_, T> {
         let sequences = x.value.data().chunks_exact((length * width).max(1));
         for ((sequence, y), &count) in sequences.zip(y.data_mut().chunks_exact_mut(width)).zip(&lengths) {
             for row in sequence.chunks_exact(width).take(count) {
-                y.iter_mut().zip(row).for_each(|(sum, &x)| *sum += x);
+                self.machine.run(AddAssign(y, row));
             }
             let share = T::ONE / T::of_f64(count.max(1) as f64);
-            y.iter_mut().for_each(|sum| *sum *= share);
+            self.machine.run(Scale(y, share));
         }
         self.record(y, self.depends(&[slot], &[]), || MeanBackward { x: slot, shape, lengths })
     }

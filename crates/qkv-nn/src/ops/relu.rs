@@ -1,6 +1,7 @@
 //! ReLU that is not fused into a linear layer: after a norm, or after a residual addition.
 
 use crate::float::Float;
+use crate::loops::{Relu, ReluGradient};
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::Activation;
@@ -21,7 +22,7 @@ impl<T: Float> Backward<T> for ReluBackward<T> {
         let each = machine.rows_each(upstream.len(), 1);
         let parts = upstream.data_mut().chunks_mut(each).zip(self.output.data().chunks(each)).collect();
         machine.each(parts, |_, (gradient, output): (&mut [T], &[T])| {
-            gradient.iter_mut().zip(output).for_each(|(g, &y)| *g = if y > T::ZERO { *g } else { T::ZERO });
+            machine.run(ReluGradient { gradient, output });
         });
         context.add(self.x, upstream);
     }
@@ -40,7 +41,7 @@ impl<T: Float> Tape<'_, T> {
         let each = self.machine.rows_each(value.len(), 1);
         let parts = value.data_mut().chunks_mut(each).collect();
         self.machine.each(parts, |_, values: &mut [T]| {
-            values.iter_mut().for_each(|x| *x = if *x > T::ZERO { *x } else { T::ZERO });
+            self.machine.run(Relu(values));
         });
         let output = value.clone();
         self.record(value, self.depends(&[slot], &[]), || ReluBackward { x: slot, output })

@@ -1,6 +1,7 @@
 //! Concatenation, slicing, stacking and scaling of sequences.
 
 use crate::float::Float;
+use crate::loops::{AddAssign, Scale};
 use crate::machine::Machine;
 use crate::pool::Pool;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
@@ -95,10 +96,11 @@ impl<T: Float> Backward<T> for StepBackward {
             let into = (&d_x, length * width, self.step * width);
             return operations.copy_columns((&upstream.array(operations), width, 0), into, [batch, width], true);
         }
+        let machine = context.machine;
         let Some(d_x) = context.sum(self.x, &self.shape) else { return };
         for (sequence, g) in d_x.chunks_exact_mut(length * width).zip(upstream.data().chunks_exact(width)) {
             let sum = &mut sequence[self.step * width..][..width];
-            sum.iter_mut().zip(g).for_each(|(sum, &g)| *sum += g);
+            machine.run(AddAssign(sum, g));
         }
     }
 }
@@ -140,7 +142,7 @@ fn scale<T: Float>(machine: &Machine, x: &mut Tensor<T>, factors: &[T]) {
     }
     let each = x.len() / factors.len().max(1);
     for (sequence, &factor) in x.data_mut().chunks_exact_mut(each.max(1)).zip(factors) {
-        sequence.iter_mut().for_each(|x| *x *= factor);
+        machine.run(Scale(sequence, factor));
     }
 }
 

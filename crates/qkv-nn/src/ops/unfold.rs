@@ -1,6 +1,7 @@
 //! Windows over sequences, unfolded into rows: a convolution is a linear map of these rows.
 
 use crate::float::Float;
+use crate::loops::AddAssign;
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::ImageWindows;
@@ -66,7 +67,7 @@ impl<T: Float> Backward<T> for UnfoldBackward {
             for (at, row) in upstream.chunks_exact(windows.kernel * width).enumerate() {
                 let (tokens, place) = windows.tokens(at, length);
                 let sums = &mut d_x[tokens.start * width..tokens.end * width];
-                sums.iter_mut().zip(&row[place * width..]).for_each(|(sum, &g)| *sum += g);
+                machine.run(AddAssign(sums, &row[place * width..]));
             }
         });
     }

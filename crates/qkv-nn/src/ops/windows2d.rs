@@ -2,7 +2,7 @@
 //! pooling over each window.
 
 use crate::float::Float;
-use crate::loops::MaxAssign;
+use crate::loops::{AddAssign, AddAt, MaxAssign, MaxPlaces};
 use crate::tape::{Backward, BackwardContext, Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Array, ImageWindows, Kind};
@@ -135,7 +135,7 @@ impl<T: Float> Backward<T> for UnfoldBackward {
                 for (place, y) in ys.enumerate() {
                     let sums = &mut d_x[(y * width + xs.start) * channels..(y * width + xs.end) * channels];
                     let from = ((top + place) * windows.kernel[1] + left) * channels;
-                    sums.iter_mut().zip(&window[from..]).for_each(|(sum, &g)| *sum += g);
+                    machine.run(AddAssign(sums, &window[from..]));
                 }
             }
         });
@@ -175,7 +175,7 @@ impl<T: Float> Backward<T> for MaxPoolBackward {
         let outputs = upstream.data().chunks(each).zip(places.chunks(each));
         let parts = d_x.chunks_mut((height * width * channels).max(1)).zip(outputs).collect();
         machine.each(parts, |_, (d_x, (upstream, places)): (&mut [T], (&[T], &[u32]))| {
-            upstream.iter().zip(places).for_each(|(&g, &place)| d_x[place as usize] += g);
+            machine.run(AddAt { sum: d_x, x: upstream, places });
         });
     }
 }
@@ -262,12 +262,8 @@ impl<T: Float> Tape<'_, T> {
                 best.copy_from_slice(pixel(at, first));
                 places.iter_mut().enumerate().for_each(|(c, place)| *place = (first * channels + c) as u32);
                 for from in seen {
-                    let all = best.iter_mut().zip(&mut *places).zip(pixel(at, from)).enumerate();
-                    for (c, ((best, place), &x)) in all {
-                        let more = x > *best;
-                        *best = if more { x } else { *best };
-                        *place = if more { (from * channels + c) as u32 } else { *place };
-                    }
+                    let first = (from * channels) as u32;
+                    self.machine.run(MaxPlaces { best, places, x: pixel(at, from), first });
                 }
             }
         });

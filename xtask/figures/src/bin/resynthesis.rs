@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     let folder = list.parent().unwrap_or(Path::new(""));
     let (vocoder, options) = (Vocoder::new(BANDS), SpeakOptions::default());
     rows.par_iter().enumerate().try_for_each(|(at, (name, text))| {
-        let pieces = Recording::open(folder.join(name))?.samples()?.collect::<Result<Vec<Vec<f32>>>>()?;
+        let pieces = Recording::open(folder.join(name))?.samples()?.collect::<Result<Vec<_>, _>>()?;
         let heard = pieces.concat();
         let sound = match &voice {
             Some(voice) => {

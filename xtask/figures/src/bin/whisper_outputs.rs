@@ -33,5 +33,5 @@ fn main() -> Result<()> {
     let named = ["mel", "encoder", "logits", "filters"].into_iter().zip(&shapes).zip(values);
     let tensors: Vec<NamedTensor<'_>> =
         named.map(|((name, shape), values)| NamedTensor { name, shape, values }).collect();
-    write(out, &tensors, Storage::F32)
+    Ok(write(out, &tensors, Storage::F32)?)
 }

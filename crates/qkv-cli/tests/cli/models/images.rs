@@ -88,7 +88,7 @@ fn images_are_learnt_and_told() {
     assert_eq!((said[0][..2].to_vec(), said[1][..2].to_vec()), (vec!["left.png", "left"], vec!["right.png", "right"]));
     assert!(folder.qkv("classify --model m --image right.png").quietly().starts_with("right\t"));
     // A JPEG, of another size and shape: dark on the left, light on the right.
-    let jpeg = include_bytes!("../../../../qkv-models/tests/images/grey.jpg");
+    let jpeg = include_bytes!("../../../../qkv-formats/tests/images/grey.jpg");
     folder.put("photo", jpeg);
     let told = json(&folder.qkv("classify --model m --image photo --json --weights").quietly());
     assert_eq!((&told[0]["image"], &told[0]["label"]), (&"photo".into(), &"right".into()));

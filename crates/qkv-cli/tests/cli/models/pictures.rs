@@ -67,7 +67,7 @@ fn huge() -> Vec<u8> {
 /// A command whose last argument is an image refuses files that are not images, each by name and with a one-line
 /// reason.
 pub fn refuses_what_is_no_image(folder: &Folder, command: &str) {
-    let jpeg = include_bytes!("../../../../qkv-models/tests/images/colour.jpg");
+    let jpeg = include_bytes!("../../../../qkv-formats/tests/images/colour.jpg");
     folder.put("empty.png", b"");
     folder.put("text.png", b"hello");
     folder.put("cut.jpg", &jpeg[..jpeg.len() - jpeg.len() / 3]);

@@ -116,10 +116,10 @@ pub fn png() -> Vec<Vec<u8>> {
 /// Gray, color, progressive, and CMYK.
 pub fn jpeg() -> Vec<Vec<u8>> {
     let files: [&[u8]; 4] = [
-        include_bytes!("../../../../qkv-models/tests/images/grey.jpg"),
-        include_bytes!("../../../../qkv-models/tests/images/colour.jpg"),
-        include_bytes!("../../../../qkv-models/tests/images/progressive.jpg"),
-        include_bytes!("../../../../qkv-models/tests/images/cmyk.jpg"),
+        include_bytes!("../../../../qkv-formats/tests/images/grey.jpg"),
+        include_bytes!("../../../../qkv-formats/tests/images/colour.jpg"),
+        include_bytes!("../../../../qkv-formats/tests/images/progressive.jpg"),
+        include_bytes!("../../../../qkv-formats/tests/images/cmyk.jpg"),
     ];
     files.map(<[u8]>::to_vec).to_vec()
 }
@@ -163,8 +163,8 @@ pub fn torch() -> Vec<Vec<u8>> {
 /// A lossy and a lossless image.
 pub fn webp() -> Vec<Vec<u8>> {
     let files: [&[u8]; 2] = [
-        include_bytes!("../../../../qkv-models/tests/images/lossy.webp"),
-        include_bytes!("../../../../qkv-models/tests/images/lossless.webp"),
+        include_bytes!("../../../../qkv-formats/tests/images/lossy.webp"),
+        include_bytes!("../../../../qkv-formats/tests/images/lossless.webp"),
     ];
     files.map(<[u8]>::to_vec).to_vec()
 }
@@ -325,9 +325,9 @@ pub fn sounds() -> Vec<Vec<u8>> {
     vec![
         qkv_models::audio::wav::to_bytes(&tone, 16_000),
         qkv_models::audio::wav::to_bytes(&tone, 11_025),
-        include_bytes!("../../../../qkv-models/tests/sounds/tone.flac").to_vec(),
-        include_bytes!("../../../../qkv-models/tests/sounds/tone.mp3").to_vec(),
-        include_bytes!("../../../../qkv-models/tests/sounds/tone.ogg").to_vec(),
+        include_bytes!("../../../../qkv-formats/tests/sounds/tone.flac").to_vec(),
+        include_bytes!("../../../../qkv-formats/tests/sounds/tone.mp3").to_vec(),
+        include_bytes!("../../../../qkv-formats/tests/sounds/tone.ogg").to_vec(),
     ]
 }
 

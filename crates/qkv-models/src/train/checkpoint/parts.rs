@@ -116,5 +116,5 @@ pub(super) fn assemble(tensors: &[(String, &[usize])], parts: &[TensorFile]) -> 
     }
     let named: Vec<NamedTensor<'_>> =
         whole.iter().map(|(name, shape, values)| NamedTensor { name, shape, values }).collect();
-    to_bytes(&named, Storage::F32)
+    Ok(to_bytes(&named, Storage::F32)?)
 }
