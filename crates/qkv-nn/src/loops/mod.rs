@@ -6,6 +6,7 @@
 
 mod activation;
 mod cross_entropy;
+mod distance;
 mod dropout;
 mod elementwise;
 mod gated;
@@ -19,6 +20,7 @@ mod sums;
 pub use activation::Activation;
 pub(crate) use activation::{Activate, ActivationGradient};
 pub(crate) use cross_entropy::{CrossEntropyRow, RowLoss};
+pub(crate) use distance::Distance;
 pub(crate) use dropout::ApplyDropout;
 pub(crate) use elementwise::{
     AddAt, AddLowRank, AddScaled, Fill, MaxPlaces, Relu, ReluGradient, Scale, Scaled, SquareSum,
@@ -101,6 +103,7 @@ loops![
     AddScaled,
     ApplyDropout,
     CrossEntropyRow,
+    Distance,
     Fill,
     GroupNorm,
     GroupNormGradient,

@@ -2,6 +2,7 @@
 
 use super::loss::{Loss, PendingLoss};
 use crate::float::Float;
+use crate::loops::Distance;
 use crate::tape::{Tape, Var};
 use crate::tensor::Tensor;
 use qkv_cuda::operations::{Kind, Operations};
@@ -34,13 +35,8 @@ impl<T: Float> Tape<'_, T> {
         let rows = x.value.data().chunks_exact(width).zip(expected.values.data().chunks_exact(width));
         let rows = gradient.data_mut().chunks_exact_mut(width).zip(rows).zip(expected.counted);
         for ((gradient, (found, expected_row)), _) in rows.filter(|(_, counted)| **counted) {
-            let mut row = 0.0;
-            for ((gradient, found), there) in gradient.iter_mut().zip(found).zip(expected_row) {
-                let apart = found.to_f64() - there.to_f64();
-                row += apart.abs() + apart * apart;
-                let sign = if apart == 0.0 { 0.0 } else { apart.signum() };
-                *gradient = T::of_f64(expected.scale / width as f64 * (sign + 2.0 * apart));
-            }
+            let (mut row, scale) = (0.0, expected.scale / width as f64);
+            self.machine.run(Distance { found, expected: expected_row, scale, gradient, loss: &mut row });
             loss += row / width as f64;
         }
         if self.is_training() {
