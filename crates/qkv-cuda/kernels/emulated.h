@@ -138,31 +138,35 @@ static int __syncthreads_count(int x) {
 }
 static void __syncwarp() { arrive(warp_barriers[current / 32], warp_size() - ended_in_warp[current / 32]); }
 
-static float exchanged[64][32];
+// What a warp exchanges between barriers is in one of two places: a lane that is through with one exchange writes to the
+// other place, and is back at the first only after a barrier that follows every reading of it. So an exchange takes one
+// barrier.
+static int exchange_place() { return warp_barriers[current / 32].round % 2; }
+static float exchanged[2][64][32];
 template <class X> static X __shfl_xor_sync(unsigned, X x, int by) {
-    int warp = current / 32, lane = current % 32;
-    memcpy(&exchanged[warp][lane], &x, 4);
+    int lane = current % 32;
+    float* lanes = exchanged[exchange_place()][current / 32];
+    memcpy(&lanes[lane], &x, 4);
     __syncwarp();
     X got;
-    memcpy(&got, &exchanged[warp][lane ^ by], 4);
-    __syncwarp();
+    memcpy(&got, &lanes[lane ^ by], 4);
     return got;
 }
-static unsigned balloted[64][32];
+static unsigned balloted[2][64][32];
 static unsigned __ballot_sync(unsigned, int x) {
-    int warp = current / 32, lane = current % 32;
-    balloted[warp][lane] = x != 0;
+    unsigned* lanes = balloted[exchange_place()][current / 32];
+    lanes[current % 32] = x != 0;
     __syncwarp();
     unsigned bits = 0;
-    for (int at = 0; at < 32; at++) bits |= balloted[warp][at] << at;
-    __syncwarp();
+    for (int at = 0; at < 32; at++) bits |= lanes[at] << at;
     return bits;
 }
-static unsigned fragments[64][32][6];
+static unsigned fragments[2][64][32][6];
 template <class Widen>
 static void emulated_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Widen widen) {
-    int warp = current / 32, lane = current % 32, g = lane / 4, t = lane % 4;
-    unsigned* mine = fragments[warp][lane];
+    int lane = current % 32, g = lane / 4, t = lane % 4;
+    unsigned (*lanes)[6] = fragments[exchange_place()][current / 32];
+    unsigned* mine = lanes[lane];
     for (int x = 0; x < 4; x++) mine[x] = a[x];
     mine[4] = b0;
     mine[5] = b1;
@@ -171,13 +175,12 @@ static void emulated_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, uns
         int row = g + x / 2 * 8, column = 2 * t + x % 2;
         float sum = c[x];
         for (int k = 0; k < 16; k++) {
-            unsigned left = fragments[warp][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-            unsigned right = fragments[warp][column * 4 + k % 8 / 2][4 + k / 8];
+            unsigned left = lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            unsigned right = lanes[column * 4 + k % 8 / 2][4 + k / 8];
             sum += widen(uint16_t(left >> (k % 2 * 16))) * widen(uint16_t(right >> (k % 2 * 16)));
         }
         c[x] = sum;
     }
-    __syncwarp();
 }
 
 static inline float emulated_from_half(uint16_t bits) {
