@@ -1,5 +1,5 @@
-//! Loops over all elements of a tensor, for readers and writers of models. They are compiled here, for speed, and not in
-//! the crates above, which are mostly glue and not optimized.
+//! Loops over all elements of a tensor, for readers and writers of models. They are compiled here, for speed, and not
+//! in the crates above, which are mostly glue and not optimized.
 
 use half::{bf16, f16};
 

@@ -79,7 +79,8 @@ impl CTranslate2 {
     /// Checks the bytes of a file; `path` is for errors.
     ///
     /// ```
-    /// let error = qkv_formats::files::ctranslate2::CTranslate2::from_bytes(vec![9, 0, 0, 0], "model.bin").unwrap_err();
+    /// use qkv_formats::files::ctranslate2::CTranslate2;
+    /// let error = CTranslate2::from_bytes(vec![9, 0, 0, 0], "model.bin").unwrap_err();
     /// assert_eq!(error.to_string(), "`model.bin`: header: version 9, expected 6");
     /// ```
     ///

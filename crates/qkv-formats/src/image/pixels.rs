@@ -6,8 +6,8 @@ use super::Image;
 const WHITE: u8 = 255;
 
 impl Image {
-    /// Writes every channel as `value · scale + shift`, with a pair of these for each channel, in rows of `width` pixels;
-    /// what lies beyond the image is white.
+    /// Writes every channel as `value · scale + shift`, with a pair of these for each channel, in rows of `width`
+    /// pixels; what lies beyond the image is white.
     ///
     /// ```
     /// use qkv_formats::image::Image;
