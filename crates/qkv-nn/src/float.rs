@@ -19,6 +19,11 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
     #[doc(hidden)]
     fn run(isa: Isa, arguments: Loop<'_, Self>);
 
+    /// Divides rows of `width` elements into groups of `columns` columns: for each group, its part of every row. A
+    /// method, so that the loop over all rows is compiled once.
+    #[doc(hidden)]
+    fn columns(rows: &mut [Self], width: usize, columns: usize) -> Vec<Vec<&mut [Self]>>;
+
     /// Converts from the f32 of a device.
     #[doc(hidden)]
     fn from_floats(floats: Vec<f32>) -> Vec<Self> {
@@ -95,7 +100,21 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
     }
 }
 
+/// [`Float::columns`] of a type.
+fn columns_of<T>(rows: &mut [T], width: usize, columns: usize) -> Vec<Vec<&mut [T]>> {
+    let mut parts: Vec<Vec<&mut [T]>> =
+        (0..width.div_ceil(columns)).map(|_| Vec::with_capacity(rows.len() / width)).collect();
+    for row in rows.chunks_exact_mut(width) {
+        row.chunks_mut(columns).zip(&mut parts).for_each(|(row, part)| part.push(row));
+    }
+    parts
+}
+
 impl Float for f32 {
+    fn columns(rows: &mut [f32], width: usize, columns: usize) -> Vec<Vec<&mut [f32]>> {
+        columns_of(rows, width, columns)
+    }
+
     fn run(isa: Isa, arguments: Loop<'_, f32>) {
         loops::run_f32(isa, arguments);
     }
@@ -192,6 +211,10 @@ fn unfinished<'a, T>(
 }
 
 impl Float for f64 {
+    fn columns(rows: &mut [f64], width: usize, columns: usize) -> Vec<Vec<&mut [f64]>> {
+        columns_of(rows, width, columns)
+    }
+
     fn run(_: Isa, arguments: Loop<'_, f64>) {
         loops::run_f64(arguments);
     }

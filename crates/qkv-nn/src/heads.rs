@@ -1,6 +1,7 @@
 //! Conversion between rows `[B, L, H·D]` and heads `[B, H, L, D]`.
 
 use crate::float::Float;
+use crate::loops::MergeHeads;
 use crate::machine::Machine;
 use crate::pool::Pool;
 use crate::tensor::Tensor;
@@ -52,10 +53,7 @@ pub(crate) fn merge_heads_into<T: Float>(machine: &Machine, to: &mut [T], from: 
     let parts = to.chunks_mut((each * size).max(1)).zip(from.data().chunks((each * size).max(1))).collect();
     machine.each(parts, |_, (to, from): (&mut [T], &[T])| {
         for (to, from) in to.chunks_exact_mut(size).zip(from.chunks_exact(size)) {
-            for (at, row) in from.chunks_exact(d).enumerate() {
-                let (h, i) = (at / length, at % length);
-                to[(i * heads + h) * d..][..d].copy_from_slice(row);
-            }
+            machine.run(MergeHeads { to, from, heads, length, d });
         }
     });
 }

@@ -12,6 +12,7 @@ mod elementwise;
 mod gated;
 mod group_norm;
 mod gru;
+mod heads;
 mod norm;
 mod optimizer;
 mod rotary;
@@ -29,6 +30,7 @@ pub use gated::Gate;
 pub(crate) use gated::{Gated, GatedGradient};
 pub(crate) use group_norm::{GroupNorm, GroupNormGradient};
 pub(crate) use gru::{GruCell, GruCellGradient};
+pub(crate) use heads::MergeHeads;
 pub(crate) use norm::{LayerNorm, LayerNormGradient, RmsNorm, RmsNormGradient};
 pub(crate) use optimizer::{AdamWUpdate, MovingAverage, StepFactors};
 use qkv_simd::Isa;
@@ -113,6 +115,7 @@ loops![
     LayerNormGradient,
     MaxAssign,
     MaxPlaces,
+    MergeHeads,
     MovingAverage,
     Relu,
     ReluGradient,

@@ -139,11 +139,7 @@ fn scatter<T: Float>(
     at: impl Fn(usize) -> usize + Sync,
 ) {
     let columns = width.div_ceil(machine.threads()).next_multiple_of(COLUMNS).min(width.max(1));
-    let mut parts: Vec<Vec<&mut [T]>> = (0..width.div_ceil(columns)).map(|_| Vec::new()).collect();
-    for row in sums.chunks_exact_mut(width) {
-        row.chunks_mut(columns).zip(&mut parts).for_each(|(row, part)| part.push(row));
-    }
-    machine.each(parts, |part, mut sums: Vec<&mut [T]>| {
+    machine.each(T::columns(sums, width, columns), |part, mut sums: Vec<&mut [T]>| {
         for (r, row) in rows.chunks_exact(width).enumerate() {
             machine.run(AddScaled { sum: sums[at(r)], x: &row[part * columns..], scale });
         }
