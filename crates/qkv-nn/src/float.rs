@@ -5,7 +5,7 @@ use crate::stored_matrix::StoredMatrix;
 use qkv_simd::Isa;
 use qkv_simd::finish::Finish;
 use qkv_simd::int8::{self, Int8Matrix, Int8Rows};
-use qkv_simd::matmul::{PackBuffers, Product, matmul_bf16};
+use qkv_simd::matmul::{PackBuffers, Product, matmul, matmul_bf16};
 use qkv_simd::panels::{self, PackedMatrix};
 use qkv_simd::pass::Smooth;
 use qkv_simd::quantized::{self, Vectors};
@@ -41,6 +41,10 @@ pub trait Float: qkv::Element<Acc = Self> + Smooth {
     fn as_floats_mut(_elements: &mut [Self]) -> Option<&mut [f32]> {
         None
     }
+
+    /// [`matmul`], compiled once.
+    #[doc(hidden)]
+    fn matmul(products: &mut [Product<'_, Self>], threads: usize);
 
     /// Whether this type has products in bf16.
     #[doc(hidden)]
@@ -111,6 +115,10 @@ fn columns_of<T>(rows: &mut [T], width: usize, columns: usize) -> Vec<Vec<&mut [
 }
 
 impl Float for f32 {
+    fn matmul(products: &mut [Product<'_, f32>], threads: usize) {
+        matmul(products, threads);
+    }
+
     fn columns(rows: &mut [f32], width: usize, columns: usize) -> Vec<Vec<&mut [f32]>> {
         columns_of(rows, width, columns)
     }
@@ -211,6 +219,10 @@ fn unfinished<'a, T>(
 }
 
 impl Float for f64 {
+    fn matmul(products: &mut [Product<'_, f64>], threads: usize) {
+        matmul(products, threads);
+    }
+
     fn columns(rows: &mut [f64], width: usize, columns: usize) -> Vec<Vec<&mut [f64]>> {
         columns_of(rows, width, columns)
     }

@@ -8,7 +8,7 @@ use crate::tensor::Tensor;
 use qkv_cuda::operations::Operations;
 use qkv_cuda::{Cuda, Dtype};
 use qkv_simd::Isa;
-use qkv_simd::matmul::{Operand, PackBuffers, Product, RightOperand, has_bf16_products, matmul};
+use qkv_simd::matmul::{Operand, PackBuffers, Product, RightOperand, has_bf16_products};
 use qkv_simd::shared::for_each_share;
 use qkv_simd::team::Team;
 use serde::{Deserialize, Serialize};
@@ -238,7 +238,7 @@ impl Machine {
     /// Products whose results do not depend on one another.
     pub(crate) fn products<T: Float>(&self, products: &mut [Product<'_, T>]) {
         if !self.multiplies_in_bf16::<T>() {
-            return matmul(products, self.threads);
+            return T::matmul(products, self.threads);
         }
         // If another thread, or a product that this thread waits for, uses the buffers, allocate separate ones.
         let (mut held, mut spare) = (self.packed.try_lock().ok(), PackBuffers::default());
@@ -272,10 +272,15 @@ impl Machine {
             return parts.into_iter().enumerate().for_each(|(at, part)| body(at, part));
         }
         let parts: Vec<Mutex<Option<I>>> = parts.into_iter().map(|part| Mutex::new(Some(part))).collect();
-        for_each_share(self.threads, parts.len(), |at| {
+        self.share(parts.len(), &|at| {
             let part = parts[at].lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
             body(at, part.expect("a task is done once"));
         });
+    }
+
+    /// Runs tasks on the threads. Not generic, so that handing out work is compiled once, here.
+    fn share(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
+        for_each_share(self.threads, tasks, body);
     }
 
     /// Passes every block of [`summed_rows`] rows to `finish`, and adds the sums of the columns of what it returns to

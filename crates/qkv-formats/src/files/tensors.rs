@@ -65,7 +65,7 @@ pub struct NamedTensor<'a> {
 /// ```
 pub fn to_bytes(tensors: &[NamedTensor], storage: Storage) -> Result<Vec<u8>> {
     let file = NewFile::of(tensors, storage)?;
-    let mut bytes = Vec::with_capacity(file.len());
+    let mut bytes = Vec::with_capacity(file.byte_len());
     file.write(&mut bytes).map_err(|e| Error::invalid(format!("the tensors cannot be written: {e}")))?;
     Ok(bytes)
 }

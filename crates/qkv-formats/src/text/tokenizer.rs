@@ -269,7 +269,7 @@ impl Tokenizer {
     /// # Ok::<(), qkv_formats::Error>(())
     /// ```
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        Ok(crate::files::atomic::write(path, self.to_json().as_bytes())?)
+        crate::files::atomic::write(path, self.to_json().as_bytes())
     }
 
     /// Ids of a text, without special tokens.

@@ -97,7 +97,7 @@ impl<'a> NewFile<'a> {
     }
 
     /// Size of the file in bytes.
-    pub fn len(&self) -> usize {
+    pub fn byte_len(&self) -> usize {
         WORD + self.header.len() + self.tensors.iter().map(StoredTensor::len).sum::<usize>()
     }
 

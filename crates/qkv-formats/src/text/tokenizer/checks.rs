@@ -19,7 +19,7 @@ const MAX_GROWTH: u64 = 256;
 
 /// The bytes of a file, if its size is plausible.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    Ok(input::read(path, input::TOKENIZER_MAX)?)
+    input::read(path, input::TOKENIZER_MAX)
 }
 
 #[derive(Deserialize)]
