@@ -15,12 +15,12 @@ static inline unsigned __cvta_generic_to_shared(const void*) { return 0; }
 static inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
 static inline int __any_sync(unsigned, int x) { return __ballot_sync(~0u, x) != 0; }
 template <class X> static X __shfl_sync(unsigned, X x, int from, int width = 32) {
-    int warp = current / 32, lane = current % 32;
-    memcpy(&exchanged[warp][lane], &x, 4);
+    int lane = current % 32;
+    float* lanes = exchanged[exchange_place()][current / 32];
+    memcpy(&lanes[lane], &x, 4);
     __syncwarp();
     X got;
-    memcpy(&got, &exchanged[warp][lane / width * width + from % width], 4);
-    __syncwarp();
+    memcpy(&got, &lanes[lane / width * width + from % width], 4);
     return got;
 }
 template <class X> static X __shfl_up_sync(unsigned, X x, int by) {
